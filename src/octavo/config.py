@@ -1,0 +1,121 @@
+"""Settings: frozen, one class per concern, each field documented where it is declared.
+
+Values derived from them (how many blocks, which maximum length) are made once, in ``engine.build``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.errors import ConfigError
+
+LEGAL_BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DTYPES = ("auto", "float32", "bfloat16")
+DEVICES = ("auto", "cpu", "reference")
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+
+
+def parse_bytes(text: str | int) -> int:
+    """Turn a size into bytes: an int as it is, or text with a unit.
+
+    >>> parse_bytes("1GiB"), parse_bytes("512 MB"), parse_bytes(4096)
+    (1073741824, 512000000, 4096)
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+        if match is None or match[2].lower() not in _UNITS:
+            raise ConfigError(f"{text!r} is not a size; write a number of bytes or one with a unit, such as '1GiB' or '512MB'")
+        size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size <= 0:
+        raise ConfigError(f"a size must be positive, not {text!r}")
+    return size
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    model: str = "smollm2-135m"
+    """A directory with config.json and safetensors, a .gguf file, a hub id, or the short name of an installed model package."""
+    dtype: str = "auto"
+    """Type of weights, inputs of products and KV cache: auto (bfloat16), float32 or bfloat16."""
+
+    def __post_init__(self) -> None:
+        _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    block_size: int = 16
+    """Tokens per KV block; a power of two from 1 to 256."""
+    kv_memory: str | int | None = None
+    """Bytes for the KV cache, such as '1GiB'. Default: the smaller of a quarter of what is available and what max_num_seqs requests can use."""
+    num_blocks: int | None = None
+    """Number of KV blocks, instead of kv_memory."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.block_size in LEGAL_BLOCK_SIZES,
+            f"block_size {self.block_size} is not legal; choose one of {', '.join(map(str, LEGAL_BLOCK_SIZES))}",
+        )
+        _require(
+            self.kv_memory is None or self.num_blocks is None,
+            "kv_memory and num_blocks both set the size of the KV cache; give one of them",
+        )
+        _require(self.num_blocks is None or self.num_blocks >= 1, f"num_blocks must be at least 1, not {self.num_blocks}")
+        if self.kv_memory is not None:
+            parse_bytes(self.kv_memory)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_num_seqs: int = 256
+    """Most requests that run in one step."""
+    max_num_batched_tokens: int = 512
+    """Most tokens computed in one step."""
+    max_model_len: int | None = None
+    """Most tokens, prompt and output together, of one request. Default: what the model and the KV cache allow."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of waiting requests: by arrival, or by SamplingParams.priority (lower runs first) and then by arrival."""
+    max_passed_over: int = 16
+    """How many younger requests may be admitted before a waiting one that does not fit yet; then they wait with it."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        _require(self.max_model_len is None or self.max_model_len >= 2, f"max_model_len must be at least 2, not {self.max_model_len}")
+        _require(self.policy in ("fcfs", "priority"), f"policy {self.policy!r} is not known; choose fcfs or priority")
+        _require(self.max_passed_over >= 0, f"max_passed_over must not be negative, not {self.max_passed_over}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    device: str = "auto"
+    """auto (the native CPU kernels, or the NumPy reference where they are not built), cpu or reference."""
+    threads: int | None = None
+    """CPU threads for the kernels. Default: the physical cores that affinity and cgroup quota allow."""
+
+    def __post_init__(self) -> None:
+        _require(self.device in DEVICES, f"device {self.device!r} is not known; choose one of {', '.join(DEVICES)}")
+        _require(self.threads is None or 1 <= self.threads <= 1024, f"threads must be from 1 to 1024, not {self.threads}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All settings of one engine."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    seed: int = 0
+    """Seed of requests that bring none; each request's own seed derives from it and the request's number."""

@@ -1,0 +1,185 @@
+"""Stage 1 of 7: a request. Before it: the caller. After it: ``scheduler``.
+
+A request has tokens known (its prompt, then what was sampled) and tokens computed (those whose keys and
+values are in the cache). A step lets the second catch up with the first; there are no phases.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from octavo.errors import InvalidRequestError
+
+MAX_LOGPROBS = 64
+
+
+class FinishReason(StrEnum):
+    """Why an output ended."""
+
+    STOP = "stop"  # a stop token, the end of sequence or a stop string
+    LENGTH = "length"  # max_tokens or the end of the context
+    ABORT = "abort"  # the caller gave it up
+    ERROR = "error"  # it was refused, or the engine failed
+
+
+class Logprob(NamedTuple):
+    """One candidate token: natural log-probability in the raw distribution, rank from 1, text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidRequestError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Frozen; unknown arguments are errors.
+
+    The order of operations on the logits of a row is fixed: ``logit_bias``, ``allowed_token_ids``,
+    ``forbidden_token_ids`` and (before ``min_tokens``) the stop tokens; repetition, frequency and presence
+    penalties; temperature; top-k; top-p; min-p. Log-probabilities are of the raw distribution, before all of these.
+
+    >>> SamplingParams(temperature=0.0, max_tokens=8).greedy
+    True
+    >>> SamplingParams(top_p=1.5)
+    Traceback (most recent call last):
+    octavo.errors.InvalidRequestError: top_p must be in (0, 1], not 1.5
+    """
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token always."""
+    top_k: int = 0
+    """Keep the k most likely tokens (ties: the lower id first); 0 or -1 keeps all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens until their probabilities sum to top_p."""
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once per occurrence in the output."""
+    presence_penalty: float = 0.0
+    """Subtracted from a token's logit if it occurs in the output."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of single tokens."""
+    allowed_token_ids: Sequence[int] | None = None
+    """If given, no other token can be chosen."""
+    forbidden_token_ids: Sequence[int] = ()
+    """Tokens that cannot be chosen."""
+    seed: int | None = None
+    """Seed of this request's chance; None derives one from the engine's seed and the request's number."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None is the rest of the context."""
+    min_tokens: int = 0
+    """No stop token is chosen, and no stop string ends the output, before this many tokens."""
+    stop: str | Sequence[str] = ()
+    """Strings that end the output; they are not part of its text."""
+    stop_token_ids: Sequence[int] = ()
+    """Tokens that end the output, besides the model's own; they are part of token_ids and not of the text."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence tokens."""
+    logprobs: int | None = None
+    """Log-probabilities of this many best tokens, and of the chosen one, at each output position."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt position; the first entry is None."""
+    priority: int = 0
+    """Under the priority policy, lower runs first."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        for name in ("stop_token_ids", "forbidden_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(sorted(set(self.allowed_token_ids))))
+            _require(bool(self.allowed_token_ids), "allowed_token_ids is empty, so no token could ever be chosen")
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
+        _require(all(isinstance(s, str) and s for s in self.stop), "stop strings must be text that is not empty")
+
+    def _check_numbers(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(isinstance(value, int | float) and math.isfinite(value), f"{name} must be a finite number, not {value!r}")
+        _require(self.temperature >= 0, f"temperature must be 0 or more, not {self.temperature}")
+        _require(self.top_k >= -1, f"top_k must be -1 or 0 (off) or positive, not {self.top_k}")
+        _require(0 < self.top_p <= 1, f"top_p must be in (0, 1], not {self.top_p}")
+        _require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], not {self.min_p}")
+        _require(self.repetition_penalty > 0, f"repetition_penalty must be positive, not {self.repetition_penalty}")
+        for name in ("frequency_penalty", "presence_penalty"):
+            _require(abs(getattr(self, name)) <= 2, f"{name} must be in [-2, 2], not {getattr(self, name)}")
+        _require(self.max_tokens is None or self.max_tokens >= 1, f"max_tokens must be at least 1 or None, not {self.max_tokens}")
+        _require(self.min_tokens >= 0, f"min_tokens must not be negative, not {self.min_tokens}")
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
+        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value <= MAX_LOGPROBS, f"{name} must be None or from 0 to {MAX_LOGPROBS}, not {value}")
+        _require(self.seed is None or -(2**63) <= self.seed < 2**64, f"seed must fit in 64 bits, not {self.seed}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether any penalty looks at the tokens so far."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request on its way through the engine. Its progress is changed by the scheduler alone.
+
+        token_ids   [ prompt .......... | output ........ ]
+                    0 .. num_computed .................. num_known
+                         ^ in the cache  ^ still to be computed
+    """
+
+    id: int
+    prompt_len: int
+    params: SamplingParams
+    max_tokens: int
+    """Most output tokens: params.max_tokens, or the rest of the context."""
+    stop_ids: frozenset[int]
+    """Tokens that end the output: the model's own (unless ignore_eos) and params.stop_token_ids."""
+    seed: int
+    token_ids: array[int]
+    """Tokens known: prompt, then output. Type code 'i'."""
+    arrival_time: float = 0.0
+    num_computed: int = 0
+    num_preemptions: int = 0
+    admitted_time: float | None = None
+    first_token_time: float | None = None
+    finish_time: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = field(default=None)
+    """The stop token id or stop string that ended it, where it was neither the model's own nor the length."""
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def output_token_ids(self) -> array[int]:
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None

@@ -1,0 +1,94 @@
+"""What crosses between scheduler and runner: a ``StepPlan`` goes in, a ``StepResult`` comes back.
+
+Both are frozen values. A plan is columns, not an object per request: entry ``i`` of each column speaks of
+the ``i``-th scheduled request, and concatenated columns are cut by the counts beside them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from octavo.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """All that the runner must know to give a request a row: at its first step and at each resumption."""
+
+    request_id: int
+    params: SamplingParams
+    prompt_len: int
+    stop_ids: frozenset[int]
+    seed: int
+    sample_index: int
+    token_ids: array[int]
+    """All tokens known, prompt and output; type code 'i'."""
+    block_ids: array[int]
+    """The whole block table, with the blocks reserved for this step; type code 'i'."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's work.
+
+        request i     computed before     scheduled now            known
+        tokens        0 ............. num_computed[i] ...... + num_scheduled[i] <= len
+                                      ^ first position          ^ reaches len: sampled[i] = 1
+    """
+
+    step: int
+    released: tuple[int, ...]
+    """Requests whose rows end, before anything else is done: finished, aborted or preempted."""
+    admitted: tuple[Admission, ...]
+    """Requests that get a row in this step; each is scheduled in it too."""
+    request_ids: array[int]
+    """Scheduled requests, type code 'q'."""
+    num_computed: array[int]
+    """Tokens computed before this step: the position of the first scheduled token. Type code 'i'."""
+    num_scheduled: array[int]
+    """Tokens to compute now, at least 1. Type code 'i'."""
+    token_ids: array[int]
+    """The scheduled tokens, concatenated. Type code 'i'."""
+    num_new_blocks: array[int]
+    """Blocks appended to each table in this step (0 for admitted requests, which bring the whole table). 'i'."""
+    new_block_ids: array[int]
+    """These blocks, concatenated. Type code 'i'."""
+    sampled: array[int]
+    """1 where the last known token is computed, so that the next one is sampled; else 0. Type code 'b'."""
+    copy_sources: array[int] = field(default_factory=lambda: array("i"))
+    """Blocks to copy before the forward pass (copy-on-write), and ..."""
+    copy_targets: array[int] = field(default_factory=lambda: array("i"))
+    """... where they are copied to. Type code 'i'."""
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the raw distribution."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    """The best tokens, best first; as many as were asked for."""
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step computed."""
+
+    token_ids: array[int]
+    """One token for each request with ``sampled`` = 1, in the plan's order. Type code 'i'."""
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By request id, for those that asked for logprobs and were sampled."""
+    prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = field(default_factory=dict)
+    """By request id, for those that asked: (prompt position of the token, its log-probabilities)."""
