@@ -65,7 +65,6 @@ class DecoderSpec:
     """A token sees this many tokens, itself included; None is all."""
     window_layers: tuple[bool, ...] | None = None
     """Which layers the window holds for; None is all."""
-    logit_softcap: float | None = None
     attention_softcap: float | None = None
 
     @property
