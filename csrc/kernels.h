@@ -1,0 +1,205 @@
+// The native kernels' contract: plain structs of pointers and sizes, one function per op, one table per instruction set.
+//
+// Every op reads how many rows it has through a pointer, when it runs, so that one recorded program serves every step.
+// Strides are in elements. "bf16" is uint16_t holding the upper half of a float32.
+//
+// Sources of kernels are compiled once per instruction set, with OCTAVO_ISA naming the namespace. They must not emit
+// shared inline code (no std containers, no std::function): the linker would keep one copy for all instruction sets.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+class Pool;
+
+enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+
+inline constexpr int kPanel = 16;      // outputs per packed panel
+inline constexpr int kTile = 32;       // keys per attention tile (T): absolute positions, whatever the block size
+inline constexpr int kChunk = 512;     // keys per attention chunk (C), a multiple of kTile
+inline constexpr int kMaxTop = 64;     // log-probabilities per sampled row
+inline constexpr int kMaxHeadDim = 256;
+
+// A packed matrix: [ceil(out/16)] panels of [in/2][16][2] bf16 or [in][16] float; outputs past the last are zero, and so is
+// the second of the last pair where `in` is odd.
+struct PackedMatrix {
+  const void* data;
+  const float* bias;  // [out] or null
+  int64_t out_features;
+  int64_t in_features;
+  Dtype dtype;
+};
+
+struct EmbedArgs {
+  const int32_t* token_ids;
+  const PackedMatrix* table;
+  float* out;
+  int64_t out_stride;
+  const int32_t* count;
+};
+
+struct LinearArgs {
+  const void* x;  // dtype of the matrix
+  int64_t x_stride;
+  const PackedMatrix* weight;
+  float* out;
+  int64_t out_stride;
+  const int32_t* count;
+};
+
+struct NormArgs {
+  const float* x;
+  int64_t x_stride;
+  float* residual;  // null: norm of x alone
+  int64_t residual_stride;
+  const float* weight;
+  void* out;
+  int64_t out_stride;
+  Dtype out_dtype;
+  int64_t size;
+  float eps;
+  const int32_t* count;
+};
+
+struct RotaryArgs {
+  float* x;
+  int64_t x_stride;
+  const int32_t* positions;
+  const float* cos;  // [positions, half]
+  const float* sin;
+  int64_t half;
+  int64_t num_heads;
+  int64_t head_dim;
+  const int32_t* count;
+};
+
+struct GatedArgs {
+  const float* gate_up;  // [rows, 2 * size]
+  int64_t stride;
+  void* out;
+  int64_t out_stride;
+  Dtype out_dtype;
+  int64_t size;
+  int32_t kind;  // 0 silu, 1 gelu (erf), 2 gelu_tanh
+  const int32_t* count;
+};
+
+struct GatherArgs {
+  const float* x;
+  int64_t x_stride;
+  const int32_t* indices;
+  float* out;
+  int64_t out_stride;
+  int64_t size;
+  const int32_t* count;
+};
+
+// The KV pool of one layer. Within one block, per KV head (so a tile of keys is read in whole vectors):
+//   bf16  K [head_dim/2][block_size][2]   V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
+//   f32   K [head_dim][block_size]        V [block_size][head_dim]
+// A layer is [num_blocks][K of all heads, V of all heads].
+struct KVLayout {
+  char* base;           // all layers
+  int64_t layer_bytes;  // num_blocks * block_bytes
+  int64_t block_bytes;  // 2 * num_kv_heads * head_bytes
+  int64_t head_bytes;   // block_size * head_dim * element
+  int32_t num_layers, num_blocks, block_size, num_kv_heads, head_dim;
+  Dtype dtype;
+};
+
+struct WriteKVArgs {
+  const float* k;
+  int64_t k_stride;
+  const float* v;
+  int64_t v_stride;
+  const int32_t* slots;
+  const KVLayout* cache;
+  int32_t layer;
+  const int32_t* count;
+};
+
+struct CopyBlocksArgs {
+  const KVLayout* cache;
+  const int32_t* sources;
+  const int32_t* targets;
+  const int32_t* count;
+};
+
+struct AttentionBatch {
+  const int32_t* query_starts;
+  const int32_t* table_rows;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  const int32_t* positions;
+  const int32_t* num_requests;
+  const int32_t* num_rows;
+};
+
+struct AttentionPlan;  // work of one step, made once for all layers; attention.cpp
+
+struct AttentionArgs {
+  const float* q;
+  int64_t q_stride;
+  const AttentionBatch* batch;
+  AttentionPlan* plan;
+  const KVLayout* cache;
+  int32_t layer;
+  void* out;
+  int64_t out_stride;
+  Dtype out_dtype;
+  int32_t num_heads;
+  float scale;
+  int32_t window;  // 0: none
+  float softcap;   // 0: none
+};
+
+// Mirrors SAMPLE_ROW of ops.py.
+struct SampleRow {
+  float temperature;
+  int32_t top_k;
+  float top_p, min_p, repetition, frequency, presence;
+  int32_t num_logprobs, target, history_row, prompt_len, num_known, bias_start, bias_count, mask_row;
+  uint32_t sample_index, position;
+  uint64_t seed;
+};
+
+struct SampleArgs {
+  const float* logits;
+  int64_t logits_stride;
+  int64_t vocab;
+  const SampleRow* rows;
+  const int32_t* history;
+  int64_t history_stride;
+  const int32_t* bias_ids;
+  const float* bias_values;
+  const uint32_t* masks;
+  int64_t mask_stride;
+  float* scratch;  // [threads][scratch_stride]
+  int64_t scratch_stride;
+  int32_t* token_ids;
+  float* logprobs;
+  int32_t* ranks;
+  int32_t* top_ids;
+  int64_t top_stride;
+  float* top_logprobs;
+  const int32_t* count;
+};
+
+// One table per instruction set; table.cpp fills it from its own namespace.
+struct Kernels {
+  const char* name;
+  void (*embed)(const EmbedArgs&, Pool&);
+  void (*linear)(const LinearArgs&, Pool&);
+  void (*rms_norm)(const NormArgs&, Pool&);
+  void (*rotary)(const RotaryArgs&, Pool&);
+  void (*gated_activation)(const GatedArgs&, Pool&);
+  void (*gather_rows)(const GatherArgs&, Pool&);
+  void (*write_kv)(const WriteKVArgs&, Pool&);
+  void (*copy_blocks)(const CopyBlocksArgs&, Pool&);
+  void (*plan_attention)(const AttentionBatch&, AttentionPlan&, Pool&);
+  void (*paged_attention)(const AttentionArgs&, Pool&);
+  void (*sample)(const SampleArgs&, Pool&);
+};
+
+}  // namespace octavo
