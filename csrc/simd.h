@@ -149,7 +149,7 @@ OCTAVO_INLINE float reduce_max(F16 a) {
   return x[0];
 }
 
-// e^x, relative error under 2e-7 for x in [-87, 88]; 0 below -87.3 (also -inf), clamped at 88.3; NaN is not preserved.
+// e^x, relative error under 2e-7 for x in [-87, 88], clamped outside (so e^-inf is 1e-38, not 0: mask instead); NaN is not preserved.
 // Cody-Waite reduction to [-ln2/2, ln2/2] and a degree-6 polynomial (Cephes' expf, coefficients by Moshier).
 OCTAVO_INLINE F16 exp(F16 x) {
   F16 c = min(max(x, set1(-87.33654f)), set1(88.02969f));
