@@ -1,0 +1,287 @@
+"""The definition of every op, in plain NumPy. Slow, and what all other backends must agree with.
+
+Runs in float32 with weights in float32 or bfloat16, and in float64 throughout, as an oracle for tolerances.
+Rows are computed one by one, so a row's result cannot depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from octavo.kernels.dequantize import dequantize
+from octavo.kernels.ops import (
+    Array,
+    AttentionBatch,
+    Int32,
+    KVCache,
+    KVShape,
+    LinearWeight,
+    SampleBatch,
+    SampleOutput,
+    Size,
+    TensorSource,
+)
+from octavo.kernels.reference_sampling import sample
+
+DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceWeight:
+    """A matrix [out_features, in_features] and its bias, rounded to ``dtype`` and kept in the dtype of the arithmetic."""
+
+    matrix: Array
+    bias: Array | None
+    nbytes: int
+
+    @property
+    def out_features(self) -> int:
+        return int(self.matrix.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.matrix.shape[1])
+
+
+class ReferenceKVCache:
+    """Keys and values as [num_layers, num_blocks, block_size, num_kv_heads, head_dim], in logical order."""
+
+    def __init__(self, shape: KVShape) -> None:
+        self.shape = shape
+        full = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.keys = np.empty(full, DTYPES[shape.dtype])
+        self.values = np.empty(full, DTYPES[shape.dtype])
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def read(self, layer: int) -> tuple[Array, Array]:
+        return self.keys[layer].copy(), self.values[layer].copy()
+
+    def fill(self, block_ids: Sequence[int], value: float) -> None:
+        self.keys[:, list(block_ids)] = value
+        self.values[:, list(block_ids)] = value
+
+
+def linear(x: Array, weight: ReferenceWeight) -> Array:
+    """``x @ weight.T + bias``, one row at a time. x: [rows, in_features]; returns [rows, out_features]."""
+    dtype = weight.matrix.dtype
+    out = np.empty((len(x), weight.out_features), dtype)
+    for row, result in zip(x.astype(dtype), out, strict=True):
+        np.dot(weight.matrix, row, out=result)
+    return out if weight.bias is None else out + weight.bias
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """``x / sqrt(mean(x**2) + eps) * weight``. x: [rows, hidden]."""
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(eps)) * weight)
+
+
+def rotary(x: Array, positions: Int32, cos: Array, sin: Array, num_heads: int) -> None:
+    """Rotate ``x`` [rows, num_heads x head_dim] in place, dimension d with d + half."""
+    half = cos.shape[1]
+    heads = x.reshape(len(x), num_heads, -1)
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    first, second = heads[..., :half].copy(), heads[..., half : 2 * half].copy()
+    heads[..., :half] = first * c - second * s
+    heads[..., half : 2 * half] = second * c + first * s
+    x[:] = heads.reshape(x.shape)
+
+
+def activation(x: Array, kind: str) -> Array:
+    """silu: x * sigmoid(x). gelu: x * Phi(x). gelu_tanh: its approximation (Hendrycks & Gimpel, arXiv 1606.08415)."""
+    if kind == "silu":
+        with np.errstate(over="ignore"):
+            return np.asarray(x / (1 + np.exp(-x)))
+    if kind == "gelu_tanh":
+        return np.asarray(0.5 * x * (1 + np.tanh(x.dtype.type(np.sqrt(2 / np.pi)) * (x + x.dtype.type(0.044715) * x**3))))
+    return np.asarray(0.5 * x * (1 + _erf(x / np.sqrt(x.dtype.type(2)))))
+
+
+def _erf(x: Array) -> Array:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[x.dtype])(x)
+
+
+def attend(q: Array, keys: Array, values: Array, scale: float, softcap: float | None) -> Array:
+    """One row's attention. q: [heads, head_dim]; keys, values: [positions, kv_heads, head_dim]; returns [heads, head_dim].
+
+    Products' inputs are in the dtype of the keys: q and the probabilities are rounded to it; sums are in float32 (or float64).
+    """
+    dtype = keys.dtype
+    real = np.float64 if dtype == np.float64 else np.float32
+    kv_heads, head_dim = keys.shape[1:]
+    grouped = q.astype(dtype).astype(real).reshape(kv_heads, -1, head_dim)
+    k = np.ascontiguousarray(keys.transpose(1, 2, 0), real)
+    v = np.ascontiguousarray(values.transpose(1, 0, 2), real)
+    scores = (grouped @ k) * real(scale)
+    if softcap:
+        scores = real(softcap) * np.tanh(scores / real(softcap))
+    weights = np.exp(scores - scores.max(-1, keepdims=True)).astype(dtype).astype(real)
+    return np.asarray((weights @ v) / weights.sum(-1, keepdims=True)).reshape(q.shape)
+
+
+def paged_attention(
+    q: Array, batch: AttentionBatch, cache: ReferenceKVCache, layer: int, num_requests: int,
+    scale: float, window: int | None, softcap: float | None,
+) -> Array:  # fmt: skip
+    """All rows of a ragged batch; q: [rows, heads x head_dim]. Keys are gathered through the table, and only those seen."""
+    out = np.empty_like(q)
+    size, head_dim = cache.shape.block_size, cache.shape.head_dim
+    for i in range(num_requests):
+        table = batch.block_tables[batch.table_rows[i]]
+        for row in range(batch.query_starts[i], batch.query_starts[i + 1]):
+            last = int(batch.positions[row])
+            seen = np.arange(max(0, last - window + 1) if window else 0, last + 1)
+            blocks, offsets = table[seen // size], seen % size
+            keys, values = cache.keys[layer, blocks, offsets], cache.values[layer, blocks, offsets]
+            out[row] = attend(q[row].reshape(-1, head_dim), keys, values, scale, softcap).reshape(-1)
+    return out
+
+
+class ReferenceProgram:
+    """Recorded calls of the functions above, over the first ``sizes[count]`` rows of their arrays."""
+
+    def __init__(self, sizes: Int32) -> None:
+        self._sizes = sizes
+        self._calls: list[Callable[[], None]] = []
+
+    def run(self) -> None:
+        for call in self._calls:
+            call()
+
+    def _record(self, call: Callable[..., None], *args: Any) -> None:
+        self._calls.append(partial(call, *args))
+
+    def embed(self, token_ids: Int32, table: LinearWeight, out: Array) -> None:
+        def call(matrix: Array) -> None:
+            n = self._sizes[Size.ROWS]
+            out[:n] = matrix[token_ids[:n]]
+
+        self._record(call, _own(table).matrix)
+
+    def linear(self, x: Array, weight: LinearWeight, out: Array, count: Size = Size.ROWS) -> None:
+        def call(weight: ReferenceWeight) -> None:
+            n = self._sizes[count]
+            out[:n] = linear(x[:n], weight)
+
+        self._record(call, _own(weight))
+
+    def rms_norm(self, x: Array, weight: Array, out: Array, eps: float, count: Size = Size.ROWS) -> None:
+        def call() -> None:
+            n = self._sizes[count]
+            out[:n] = rms_norm(x[:n], weight, eps)
+
+        self._record(call)
+
+    def add_rms_norm(self, x: Array, residual: Array, weight: Array, out: Array, eps: float, count: Size = Size.ROWS) -> None:
+        def call() -> None:
+            n = self._sizes[count]
+            residual[:n] += x[:n]
+            out[:n] = rms_norm(residual[:n], weight, eps)
+
+        self._record(call)
+
+    def rotary(self, x: Array, positions: Int32, cos: Array, sin: Array, num_heads: int) -> None:
+        def call() -> None:
+            n = self._sizes[Size.ROWS]
+            rotary(x[:n], positions[:n], cos, sin, num_heads)
+
+        self._record(call)
+
+    def write_kv(self, k: Array, v: Array, slots: Int32, cache: KVCache, layer: int) -> None:
+        def call(cache: ReferenceKVCache) -> None:
+            n, shape = self._sizes[Size.ROWS], cache.shape
+            blocks, offsets = np.divmod(slots[:n], shape.block_size)
+            cache.keys[layer, blocks, offsets] = k[:n].reshape(n, shape.num_kv_heads, shape.head_dim)
+            cache.values[layer, blocks, offsets] = v[:n].reshape(n, shape.num_kv_heads, shape.head_dim)
+
+        assert isinstance(cache, ReferenceKVCache)
+        self._record(call, cache)
+
+    def paged_attention(
+        self, q: Array, batch: AttentionBatch, cache: KVCache, layer: int, out: Array,
+        scale: float, window: int | None = None, softcap: float | None = None,
+    ) -> None:  # fmt: skip
+        def call(cache: ReferenceKVCache) -> None:
+            n = self._sizes[Size.ROWS]
+            out[:n] = paged_attention(q[:n], batch, cache, layer, self._sizes[Size.REQUESTS], scale, window, softcap)
+
+        assert isinstance(cache, ReferenceKVCache)
+        self._record(call, cache)
+
+    def gated_activation(self, gate_up: Array, out: Array, kind: str) -> None:
+        def call() -> None:
+            n, half = self._sizes[Size.ROWS], gate_up.shape[1] // 2
+            out[:n] = activation(gate_up[:n, :half], kind) * gate_up[:n, half:]
+
+        self._record(call)
+
+    def gather_rows(self, x: Array, indices: Int32, out: Array) -> None:
+        def call() -> None:
+            n = self._sizes[Size.SAMPLES]
+            out[:n] = x[indices[:n]]
+
+        self._record(call)
+
+    def copy_blocks(self, cache: KVCache, sources: Int32, targets: Int32) -> None:
+        def call(cache: ReferenceKVCache) -> None:
+            n = self._sizes[Size.COPIES]
+            for pool in (cache.keys, cache.values):
+                pool[:, targets[:n]] = pool[:, sources[:n]]
+
+        assert isinstance(cache, ReferenceKVCache)
+        self._record(call, cache)
+
+    def sample(self, logits: Array, batch: SampleBatch, out: SampleOutput) -> None:
+        def call() -> None:
+            for s in range(self._sizes[Size.SAMPLES]):
+                sample(logits[s], batch, s, out)
+
+        self._record(call)
+
+
+def _own(weight: LinearWeight) -> ReferenceWeight:
+    assert isinstance(weight, ReferenceWeight)
+    return weight
+
+
+class ReferenceBackend:
+    """The backend of this file; ``precision="float64"`` does all arithmetic in float64."""
+
+    def __init__(self, precision: str = "float32") -> None:
+        self.name = "reference (NumPy)"
+        self._real = DTYPES[precision]
+
+    def pack(self, sources: Sequence[TensorSource], dtype: str, biases: Sequence[TensorSource] = ()) -> ReferenceWeight:
+        matrix = np.concatenate([self._rounded(source, dtype) for source in sources])
+        bias = np.concatenate([self.vector(source) for source in biases]) if biases else None
+        return ReferenceWeight(matrix, bias, matrix.size * np.dtype(DTYPES[dtype]).itemsize)
+
+    def _rounded(self, source: TensorSource, dtype: str) -> Array:
+        return _load(source).astype(DTYPES[dtype]).astype(self._real)
+
+    def vector(self, source: TensorSource) -> Array:
+        return _load(source).astype(self._real)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        return np.empty(shape, self._real if dtype == "float32" or self._real is np.float64 else DTYPES[dtype])
+
+    def kv_cache(self, shape: KVShape) -> ReferenceKVCache:
+        return ReferenceKVCache(shape)
+
+    def program(self, sizes: Int32) -> ReferenceProgram:
+        return ReferenceProgram(sizes)
+
+
+def _load(source: TensorSource) -> Array:
+    values = dequantize(source.format, source.data, int(np.prod(source.shape))).reshape(source.shape)
+    return values if source.row_order is None else values[source.row_order]
