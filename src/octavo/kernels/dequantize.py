@@ -106,7 +106,7 @@ def _q4_1(b: Bytes) -> Floats:
 
 
 def _fifth_bits(column: Bytes) -> Bytes:
-    return np.unpackbits(column, axis=1, bitorder="little") << 4
+    return np.unpackbits(column, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _q5_0(b: Bytes) -> Floats:
@@ -133,10 +133,11 @@ def _q2_k(b: Bytes) -> Floats:
 def _q3_k(b: Bytes) -> Floats:
     """third bits[32], inverted | low two bits[64] | 16 six-bit scales[12] | d."""
     high, low, packed, d = b[:, :32], b[:, 32:96], b[:, 96:108], _half(b[:, 108:110])
-    scales = _nibbles(packed[:, :8]) | (_fields(packed[:, 8:], 4, 2).reshape(-1, 16) << 4)
+    scales = _nibbles(packed[:, :8]) | (_fields(packed[:, 8:], 4, 2).reshape(-1, 16) << np.uint8(4))
     third = _fields(high, 32, 1).reshape(-1, 16, 16)
-    q = _signed(_fields(low, 32, 2).reshape(-1, 16, 16) | (third << 2), 4)
-    return (d * _signed(scales, 32))[:, :, None] * q
+    q = _signed(_fields(low, 32, 2).reshape(-1, 16, 16) | (third << np.uint8(2)), 4)
+    scale: Floats = d * _signed(scales, 32)
+    return scale[:, :, None] * q
 
 
 def _scales_and_mins(packed: Bytes) -> tuple[Floats, Floats]:
@@ -165,14 +166,14 @@ def _q4_k(b: Bytes) -> Floats:
 
 def _q5_k(b: Bytes) -> Floats:
     """... | fifth bits[32] | low nibbles[128]."""
-    high = _fields(b[:, 16:48], 32, 1).reshape(-1, 8, 32) << 4
+    high = _fields(b[:, 16:48], 32, 1).reshape(-1, 8, 32) << np.uint8(4)
     return _affine_k(b, _fields(b[:, 48:], 32, 4).reshape(-1, 8, 32) | high)
 
 
 def _q6_k(b: Bytes) -> Floats:
     """low nibbles[128] | top two bits[64] | int8 scales[16] | d."""
     low = _fields(b[:, :128], 64, 4).reshape(-1, 8, 32)
-    high = _fields(b[:, 128:192], 32, 2).reshape(-1, 8, 32) << 4
+    high = _fields(b[:, 128:192], 32, 2).reshape(-1, 8, 32) << np.uint8(4)
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
     return (_half(b[:, 208:210]) * scales)[:, :, None] * _signed(low | high, 32).reshape(-1, 16, 16)
 

@@ -32,6 +32,8 @@ class RotarySpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    frequency_divisors: tuple[float, ...] | None = None
+    """One divisor per frequency, [head_dim / 2], where the file brings them ready-made (GGUF ``rope_freqs``)."""
 
 
 @dataclass(frozen=True, slots=True)
