@@ -11,9 +11,10 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import index as index_of
 from typing import NamedTuple
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import ContextLengthError, InvalidRequestError
 
 MAX_LOGPROBS = 64
 
@@ -143,9 +144,9 @@ class SamplingParams:
 class Request:
     """One request on its way through the engine. Its progress is changed by the scheduler alone.
 
-        token_ids   [ prompt .......... | output ........ ]
-                    0 .. num_computed .................. num_known
-                         ^ in the cache  ^ still to be computed
+    token_ids   [ prompt .......... | output ........ ]
+                0 .. num_computed .................. num_known
+                     ^ in the cache  ^ still to be computed
     """
 
     id: int
@@ -161,6 +162,8 @@ class Request:
     arrival_time: float = 0.0
     num_computed: int = 0
     num_preemptions: int = 0
+    num_passed_over: int = 0
+    """Younger requests admitted while this one waited and did not fit."""
     admitted_time: float | None = None
     first_token_time: float | None = None
     finish_time: float | None = None
@@ -183,3 +186,131 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Its times and counts so far."""
+        return RequestMetrics(self.arrival_time, self.admitted_time, self.first_token_time, self.finish_time, self.num_preemptions)
+
+
+class RequestMetrics(NamedTuple):
+    """Times of one request, in seconds of the engine's clock, None where it did not get so far; and its preemptions."""
+
+    arrival_time: float
+    admitted_time: float | None
+    first_token_time: float | None
+    finish_time: float | None
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What an engine can run: requests are held against it at submission."""
+
+    vocab_size: int
+    max_model_len: int
+    """Most tokens of one request, prompt and output together."""
+    num_slots: int
+    """Tokens that the whole KV cache holds."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """The model's own tokens that end an output."""
+    seed: int = 0
+    """The engine's seed."""
+
+
+def make_request(request_id: int, token_ids: Sequence[int], params: SamplingParams, limits: RequestLimits, arrival_time: float) -> Request:
+    """Check a prompt and its parameters against the limits and make the request.
+
+    Raises InvalidRequestError (an empty prompt, a token id that the model does not have) or ContextLengthError
+    (a prompt, or a prompt with its ``max_tokens``, that can never fit). ``request_id`` is the request's number,
+    from which its seed derives where ``params.seed`` is None.
+    """
+    prompt = _prompt_array(token_ids, limits.vocab_size)
+    max_tokens = _max_output(len(prompt), params.max_tokens, limits)
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_token_ids)
+    _check_param_ids(params, stop_ids, limits.vocab_size)
+    seed = derive_seed(limits.seed, request_id) if params.seed is None else params.seed & _MASK64
+    return Request(request_id, len(prompt), params, max_tokens, stop_ids, seed, prompt, arrival_time)
+
+
+_MASK64 = 2**64 - 1
+
+
+def derive_seed(engine_seed: int, number: int) -> int:
+    """A 64-bit seed for the request with this number: two rounds of splitmix64 (Steele, Lea, Flood 2014).
+
+    >>> hex(derive_seed(0, 0))
+    '0xa706dd2f4d197e6f'
+    """
+    return _splitmix64(_splitmix64(engine_seed & _MASK64) ^ number)
+
+
+def _splitmix64(state: int) -> int:
+    z = (state + 0x9E3779B97F4A7C15) & _MASK64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK64
+    return z ^ (z >> 31)
+
+
+def _prompt_array(token_ids: Sequence[int], vocab_size: int) -> array[int]:
+    try:
+        prompt = array("i", token_ids)
+    except (TypeError, OverflowError):
+        raise InvalidRequestError(
+            f"the prompt must be a list of token ids from 0 to {vocab_size - 1}; {_first_bad(token_ids, vocab_size)}"
+        ) from None
+    _require(len(prompt) > 0, "the prompt is empty; give at least one token")
+    if min(prompt) < 0 or max(prompt) >= vocab_size or bool in set(map(type, token_ids)):
+        raise InvalidRequestError(
+            f"the prompt has an unknown token id: {_first_bad(token_ids, vocab_size)}; legal are 0 to {vocab_size - 1}"
+        )
+    return prompt
+
+
+def _first_bad(token_ids: object, vocab_size: int) -> str:
+    """Name the first entry that is no token id."""
+    if isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes):
+        for index, token in enumerate(token_ids):
+            if not _is_token(token, vocab_size):
+                return f"{token!r} at index {index}"
+    return f"it is of type {type(token_ids).__name__}"
+
+
+def _is_token(token: object, vocab_size: int) -> bool:
+    try:
+        return not isinstance(token, bool) and 0 <= index_of(token) < vocab_size  # type: ignore[arg-type]
+    except TypeError:
+        return False
+
+
+def _max_output(prompt_len: int, max_tokens: int | None, limits: RequestLimits) -> int:
+    longest = min(limits.max_model_len, limits.num_slots)
+    why = f"max_model_len is {longest} tokens" if longest == limits.max_model_len else f"the KV cache holds {longest} tokens"
+    if prompt_len >= longest:
+        raise ContextLengthError(
+            f"the prompt has {prompt_len} tokens, but {why}, and at least one must be left for the output: "
+            f"shorten the prompt to {longest - 1} tokens, or start the engine with a larger limit"
+        )
+    if max_tokens is None:
+        return longest - prompt_len
+    if prompt_len + max_tokens > longest:
+        raise ContextLengthError(
+            f"{prompt_len} prompt tokens and max_tokens={max_tokens} make {prompt_len + max_tokens}, but {why}: "
+            f"lower max_tokens to {longest - prompt_len} (or None, the rest of the context), or shorten the prompt"
+        )
+    return max_tokens
+
+
+def _check_param_ids(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "forbidden_token_ids": params.forbidden_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "logit_bias": tuple(params.logit_bias or ()),
+    }
+    for name, ids in named.items():
+        for token in ids:
+            _require(_is_token(token, vocab_size), f"{name} has an unknown token id: {token!r}; legal are 0 to {vocab_size - 1}")
+    if params.allowed_token_ids is not None:
+        left = set(params.allowed_token_ids).difference(params.forbidden_token_ids, stop_ids if params.min_tokens else ())
+        _require(bool(left), "forbidden_token_ids, or the stop tokens before min_tokens, leave none of allowed_token_ids to choose from")

@@ -1,5 +1,7 @@
 """What crosses between scheduler and runner: a ``StepPlan`` goes in, a ``StepResult`` comes back.
 
+And, once committed, between scheduler and engine: a ``RequestUpdate`` for each request that got anything.
+
 Both are frozen values. A plan is columns, not an object per request: entry ``i`` of each column speaks of
 the ``i``-th scheduled request, and concatenated columns are cut by the counts beside them.
 """
@@ -8,8 +10,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from octavo.request import SamplingParams
+from octavo.errors import EngineError
+from octavo.request import FinishReason, RequestMetrics, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +33,35 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Preemption:
+    """A request that gave up blocks so that another could go on."""
+
+    request_id: int
+    by: int
+    """The request that needed blocks; the same one where nobody ranks behind it, so that it steps back itself."""
+    num_needed: int
+    """Blocks that were still missing."""
+    num_given: int
+    """Blocks given up, from the tail of its table."""
+    num_lost: int
+    """Computed tokens that lay in them and must be computed again."""
+    was_running: bool
+    """False where it had been preempted before and now lost more of the blocks it had kept."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step's work.
 
-        request i     computed before     scheduled now            known
-        tokens        0 ............. num_computed[i] ...... + num_scheduled[i] <= len
-                                      ^ first position          ^ reaches len: sampled[i] = 1
+    request i     computed before     scheduled now            known
+    tokens        0 ............. num_computed[i] ...... + num_scheduled[i] <= len
+                                  ^ first position          ^ reaches len: sampled[i] = 1
     """
 
     step: int
     released: tuple[int, ...]
-    """Requests whose rows end, before anything else is done: finished, aborted or preempted."""
+    """Requests whose rows end, before anything else is done: finished, aborted or preempted. After a step that failed
+    it may name requests that have no row (any more); they are passed over."""
     admitted: tuple[Admission, ...]
     """Requests that get a row in this step; each is scheduled in it too."""
     request_ids: array[int]
@@ -60,6 +82,8 @@ class StepPlan:
     """Blocks to copy before the forward pass (copy-on-write), and ..."""
     copy_targets: array[int] = field(default_factory=lambda: array("i"))
     """... where they are copied to. Type code 'i'."""
+    preempted: tuple[Preemption, ...] = ()
+    """Why requests gave up blocks in this step; for the engine's events, not for the runner."""
 
     @property
     def num_requests(self) -> int:
@@ -92,3 +116,21 @@ class StepResult:
     """By request id, for those that asked for logprobs and were sampled."""
     prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = field(default_factory=dict)
     """By request id, for those that asked: (prompt position of the token, its log-probabilities)."""
+
+
+class RequestUpdate(NamedTuple):
+    """What one step brought to one request. (A named tuple: hundreds are made per step.)"""
+
+    request_id: int
+    token_ids: tuple[int, ...] = ()
+    """New output tokens; the ending stop token is among them."""
+    logprobs: TokenLogprobs | None = None
+    """Of the new token, if asked for."""
+    prompt_logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    """(prompt position, its log-probabilities); after a preemption positions come again, with the same values."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    metrics: RequestMetrics | None = None
+    """Where the request has finished."""
+    error: EngineError | None = None
+    """Where finish_reason is ERROR."""

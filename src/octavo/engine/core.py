@@ -1,0 +1,135 @@
+"""The engine's loop: schedule, execute, commit. It knows no arrays, no text and no clients.
+
+One thread owns an EngineCore. Between two steps requests may be added, aborted or finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from octavo.engine.events import Admitted, Arrived, EventLog, Finished, FirstToken, Preempted
+from octavo.engine.metrics import Metrics
+from octavo.errors import EngineError
+from octavo.request import FinishReason, RequestLimits, SamplingParams, make_request
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult, TokenLogprobs
+
+__all__ = ["EngineCore", "RequestUpdate", "Runner", "TokenLogprobs"]
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Runs plans: the model, or something that stands for it."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute what the plan says."""
+
+
+class EngineCore:
+    """All requests of one engine, moved on step by step.
+
+    ``clock`` returns seconds; tests and the simulator bring their own.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, limits: RequestLimits, clock: Callable[[], float], events: EventLog) -> None:
+        self.limits = limits
+        self.events = events
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._metrics = Metrics()
+        self._next_id = 0
+        self._not_admitted: set[int] = set()
+        self._without_output: set[int] = set()
+        events.subscribe(self._metrics.hear)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request has not ended."""
+        return self._scheduler.has_work
+
+    def add_request(self, token_ids: Sequence[int], params: SamplingParams) -> int:
+        """Check a request and queue it. Returns its id; raises InvalidRequestError, and then nothing has changed."""
+        now = self._clock()
+        request = make_request(self._next_id, token_ids, params, self.limits, now)
+        self._next_id += 1
+        self._scheduler.add(request)
+        self._not_admitted.add(request.id)
+        self._without_output.add(request.id)
+        self.events.record(Arrived(now, request.id, request.prompt_len, request.max_tokens, params.priority))
+        return request.id
+
+    def abort(self, request_id: int) -> RequestUpdate | None:
+        """Give a request up. Returns its last update, or None if it had ended before."""
+        return self.finish(request_id, FinishReason.ABORT)
+
+    def finish(self, request_id: int, reason: FinishReason, stop_reason: int | str | None = None) -> RequestUpdate | None:
+        """End a request between two steps, such as at a stop string. Returns its last update, or None if it had ended before."""
+        update = self._scheduler.finish(request_id, reason, stop_reason, now=self._clock())
+        if update is not None:
+            self._record_updates([update])
+        return update
+
+    def step(self) -> list[RequestUpdate]:
+        """Run one step. Returns what each request got from it; empty if there was nothing to run.
+
+        If the runner fails, the requests of this step end with FinishReason.ERROR and all others go on.
+        """
+        plan = self._scheduler.schedule(self._clock())
+        if plan is None:
+            return []
+        self._record_plan(plan)
+        try:
+            result = self._runner.execute(plan)
+        except Exception as error:
+            logger.exception("step %d failed with %d requests", plan.step, plan.num_requests)
+            updates = self._fail(plan, error)
+        except BaseException as interrupt:
+            self._record_updates(self._fail(plan, interrupt))
+            raise
+        else:
+            updates = self._scheduler.commit(plan, result, self._clock())
+        self._record_updates(updates)
+        return updates
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this moment and since the start; see ``Metrics.report``."""
+        scheduler = self._scheduler
+        return self._metrics.report(scheduler.num_running, scheduler.num_waiting, scheduler.blocks.stats())
+
+    def check(self) -> None:
+        """Prove, between two steps, that no block is lost; AssertionError says where the books do not balance."""
+        self._scheduler.check()
+
+    def _fail(self, plan: StepPlan, cause: BaseException) -> list[RequestUpdate]:
+        error = EngineError(f"the engine failed in step {plan.step} while this request was running: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        return self._scheduler.fail(plan, error, self._clock())
+
+    def _record_plan(self, plan: StepPlan) -> None:
+        now, record = self._clock(), self.events.record
+        for lost in plan.preempted:
+            record(Preempted(now, lost.request_id, lost.by, lost.num_needed, lost.num_given, lost.num_lost, lost.was_running))
+        starts = dict(zip(plan.request_ids, plan.num_computed, strict=True)) if plan.admitted else {}
+        for admission in plan.admitted:
+            request_id = admission.request_id
+            record(Admitted(now, request_id, request_id not in self._not_admitted, starts[request_id], len(admission.block_ids)))
+            self._not_admitted.discard(request_id)
+        self._metrics.observe_step(plan, self._scheduler.num_running, self._scheduler.blocks.stats())
+
+    def _record_updates(self, updates: list[RequestUpdate]) -> None:
+        now, record, silent = self._clock(), self.events.record, self._without_output
+        num_tokens = 0
+        for update in updates:
+            num_tokens += len(update.token_ids)
+            if update.token_ids and update.request_id in silent:
+                silent.remove(update.request_id)
+                record(FirstToken(now, update.request_id))
+            if update.finish_reason is not None and update.metrics is not None:
+                record(Finished(now, update.request_id, update.finish_reason, update.stop_reason, update.metrics))
+                silent.discard(update.request_id)
+                self._not_admitted.discard(update.request_id)
+        self._metrics.num_tokens_generated += num_tokens

@@ -1,0 +1,86 @@
+"""Figures of one engine, counted from its events and its steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.blocks import BlockStats
+from octavo.engine.events import Admitted, Event, Finished, Preempted
+from octavo.scheduler.step import StepPlan
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters since the engine began. ``hear`` subscribes to the event log, ``observe_step`` is called once a step."""
+
+    num_steps: int = 0
+    num_tokens_computed: int = 0
+    """Tokens that went through the model, again after preemptions included."""
+    num_tokens_generated: int = 0
+    num_tokens_lost: int = 0
+    """Computed tokens given up by preemptions."""
+    num_preemptions: int = 0
+    num_resumptions: int = 0
+    max_num_running: int = 0
+    max_used_blocks: int = 0
+    max_internal_slots: int = 0
+    """The most unused slots that one request ever held."""
+    finished: Counter[str] = field(default_factory=Counter)
+    """Requests that ended, by reason."""
+    _internal_slots: int = 0
+    _used_slots: int = 0
+
+    def hear(self, event: Event) -> None:
+        """Count one event."""
+        if isinstance(event, Preempted):
+            self.num_preemptions += event.was_running
+            self.num_tokens_lost += event.num_lost
+        elif isinstance(event, Admitted):
+            self.num_resumptions += event.resumed
+        elif isinstance(event, Finished):
+            self.finished[event.reason.value] += 1
+
+    def observe_step(self, plan: StepPlan, num_running: int, blocks: BlockStats) -> None:
+        """Count a step that is about to run, with its blocks reserved."""
+        self.num_steps += 1
+        self.num_tokens_computed += plan.num_tokens
+        self.max_num_running = max(self.max_num_running, num_running)
+        self.max_used_blocks = max(self.max_used_blocks, blocks.used)
+        self.max_internal_slots = max(self.max_internal_slots, blocks.max_internal_slots)
+        self._internal_slots += blocks.internal_slots
+        self._used_slots += blocks.used_slots
+
+    def report(self, num_running: int, num_waiting: int, blocks: BlockStats) -> dict[str, Any]:
+        """All figures as plain values.
+
+        ``waste`` by kind: ``internal`` is the share of the used slots that held no token, averaged over all steps (each
+        step counts by its used slots), ``internal_now`` the same at this moment; ``recomputed`` is the share of
+        computed tokens that preemptions gave up.
+        """
+        return {
+            "num_running": num_running,
+            "num_waiting": num_waiting,
+            "max_num_running": self.max_num_running,
+            "num_preemptions": self.num_preemptions,
+            "num_resumptions": self.num_resumptions,
+            "num_finished": dict(self.finished),
+            "num_steps": self.num_steps,
+            "num_tokens_computed": self.num_tokens_computed,
+            "num_tokens_generated": self.num_tokens_generated,
+            "blocks": {
+                "total": blocks.total,
+                "free": blocks.free,
+                "cached": blocks.cached,
+                "used": blocks.used,
+                "shared": blocks.shared,
+                "max_used": self.max_used_blocks,
+            },
+            "waste": {
+                "internal": self._internal_slots / max(1, self._used_slots),
+                "internal_now": blocks.internal_slots / max(1, blocks.used_slots),
+                "max_slots_per_request": self.max_internal_slots,
+                "recomputed": self.num_tokens_lost / max(1, self.num_tokens_computed),
+            },
+        }

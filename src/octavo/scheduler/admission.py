@@ -1,0 +1,92 @@
+"""Stage 2 of 7: what one step can still take. Before it: ``scheduler``. After it: ``step``.
+
+``StepBudget`` lives for one step: it counts tokens and requests down and collects the columns of the plan.
+``Passing`` lives for one round of admissions: it bounds how often a request that does not fit is passed over.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from octavo.request import Request
+from octavo.scheduler.step import Admission, Preemption, StepPlan
+
+
+class StepBudget:
+    """The tokens that a step may still compute, and the plan so far."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.num_tokens_left = max_tokens
+        self.preempted: list[Preemption] = []
+        self._admitted: list[Admission] = []
+        self._request_ids: list[int] = []
+        self._num_computed: list[int] = []
+        self._num_scheduled: list[int] = []
+        self._token_ids: list[int] = []
+        self._num_new_blocks: list[int] = []
+        self._new_block_ids: list[int] = []
+        self._sampled: list[int] = []
+
+    def add(self, request: Request, num_tokens: int, new_block_ids: Sequence[int] = ()) -> None:
+        """Schedule the next ``num_tokens`` tokens of a request that has a row."""
+        start, known = request.num_computed, request.token_ids
+        end = start + num_tokens
+        self._request_ids.append(request.id)
+        self._num_computed.append(start)
+        self._num_scheduled.append(num_tokens)
+        if num_tokens == 1:
+            self._token_ids.append(known[start])
+        else:
+            self._token_ids.extend(known[start:end])
+        self._num_new_blocks.append(len(new_block_ids))
+        if new_block_ids:
+            self._new_block_ids.extend(new_block_ids)
+        self._sampled.append(end == len(known))
+        self.num_tokens_left -= num_tokens
+
+    def admit(self, request: Request, num_tokens: int, block_ids: array[int]) -> None:
+        """Schedule the next ``num_tokens`` tokens of a request that gets a row with them."""
+        params, known = request.params, request.token_ids[:]
+        self._admitted.append(Admission(request.id, params, request.prompt_len, request.stop_ids, request.seed, 0, known, block_ids))
+        self.add(request, num_tokens)
+
+    def plan(self, step: int, released: Iterable[int]) -> StepPlan | None:
+        """The finished plan, or None if nothing was scheduled."""
+        if not self._request_ids:
+            return None
+        return StepPlan(
+            step=step,
+            released=tuple(released),
+            admitted=tuple(self._admitted),
+            request_ids=array("q", self._request_ids),
+            num_computed=array("i", self._num_computed),
+            num_scheduled=array("i", self._num_scheduled),
+            token_ids=array("i", self._token_ids),
+            num_new_blocks=array("i", self._num_new_blocks),
+            new_block_ids=array("i", self._new_block_ids),
+            sampled=array("b", self._sampled),
+            preempted=tuple(self.preempted),
+        )
+
+
+class Passing:
+    """Requests that did not fit in this round of admissions, and whether others may still pass them."""
+
+    def __init__(self, max_passed_over: int) -> None:
+        self._max = max_passed_over
+        self._waiting: list[Request] = []
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a younger request may be admitted now. Looks at no more than ``max_passed_over`` + 1 requests a step."""
+        return len(self._waiting) <= self._max and all(request.num_passed_over < self._max for request in self._waiting)
+
+    def skip(self, request: Request) -> None:
+        """This request does not fit now."""
+        self._waiting.append(request)
+
+    def admitted(self) -> None:
+        """A request behind those skipped has been admitted."""
+        for request in self._waiting:
+            request.num_passed_over += 1
