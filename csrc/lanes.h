@@ -1,5 +1,5 @@
 // Comparisons on F16, and what is built on them; beside simd.h, which has arithmetic only.
-// A mask is 16 bits, bit i for lane i. Comparisons with NaN are false.
+// A mask is 16 bits, bit i for lane i. Comparisons with NaN are false; mask_unordered says where either is NaN.
 #pragma once
 #include "simd.h"
 
@@ -9,10 +9,10 @@ namespace octavo::OCTAVO_ISA {
 
 OCTAVO_INLINE uint32_t mask_greater(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 OCTAVO_INLINE uint32_t mask_at_least(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
-OCTAVO_INLINE uint32_t mask_nan(F16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
+OCTAVO_INLINE uint32_t mask_unordered(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q); }
 // Lane i of `a` where bit i is set, of `b` elsewhere.
-OCTAVO_INLINE F16 choose(uint32_t mask, F16 a, F16 b) { return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), b.v, a.v)}; }
-OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) { return choose(mask_greater(a, b), then, otherwise); }
+OCTAVO_INLINE F16 select_lanes(uint32_t mask, F16 a, F16 b) { return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), b.v, a.v)}; }
+OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) { return select_lanes(mask_greater(a, b), then, otherwise); }
 OCTAVO_INLINE F16 abs(F16 a) { return {_mm512_abs_ps(a.v)}; }
 // The lanes whose bits are set, packed to the front of p; 16 floats are written. Returns how many are meant.
 OCTAVO_INLINE int compress(float* p, uint32_t mask, F16 a) {
@@ -22,27 +22,6 @@ OCTAVO_INLINE int compress(float* p, uint32_t mask, F16 a) {
 OCTAVO_INLINE void compress_ids(int32_t* p, uint32_t mask, int32_t first) {
   const __m512i ids = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), ids));
-}
-
-#else
-
-#if defined(__AVX2__)
-
-OCTAVO_INLINE uint32_t join_masks(__m256 lo, __m256 hi) {
-  return static_cast<uint32_t>(_mm256_movemask_ps(lo)) | static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
-}
-OCTAVO_INLINE uint32_t mask_greater(F16 a, F16 b) {
-  return join_masks(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
-}
-OCTAVO_INLINE uint32_t mask_at_least(F16 a, F16 b) {
-  return join_masks(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ));
-}
-OCTAVO_INLINE uint32_t mask_nan(F16 a) {
-  return join_masks(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q));
-}
-OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) {
-  return {_mm256_blendv_ps(otherwise.lo, then.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
-          _mm256_blendv_ps(otherwise.hi, then.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ))};
 }
 
 #else
@@ -57,10 +36,7 @@ OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) {
   return bits
 OCTAVO_INLINE uint32_t mask_greater(F16 a, F16 b) { OCTAVO_MASK_OF(x[i] > y[i]); }
 OCTAVO_INLINE uint32_t mask_at_least(F16 a, F16 b) { OCTAVO_MASK_OF(x[i] >= y[i]); }
-OCTAVO_INLINE uint32_t mask_nan(F16 a) {
-  const F16 b = a;
-  OCTAVO_MASK_OF(x[i] != y[i]);
-}
+OCTAVO_INLINE uint32_t mask_unordered(F16 a, F16 b) { OCTAVO_MASK_OF((x[i] != x[i]) | (y[i] != y[i])); }
 #undef OCTAVO_MASK_OF
 OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) {
   alignas(64) float x[16], y[16], t[16], o[16];
@@ -71,10 +47,7 @@ OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) {
   for (int i = 0; i < 16; i++) o[i] = x[i] > y[i] ? t[i] : o[i];
   return load(o);
 }
-
-#endif
-
-OCTAVO_INLINE F16 choose(uint32_t mask, F16 a, F16 b) {
+OCTAVO_INLINE F16 select_lanes(uint32_t mask, F16 a, F16 b) {
   alignas(64) float x[16], y[16];
   store(x, a);
   store(y, b);
