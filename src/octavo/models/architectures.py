@@ -274,7 +274,7 @@ def _max_position(rotary: RotarySpec, stated: int) -> int:
 def _checked(spec: DecoderSpec, fields: _Fields) -> DecoderSpec:
     if spec.num_heads % spec.num_kv_heads:
         raise fields.error("", f"has {spec.num_heads} attention heads, which do not divide among {spec.num_kv_heads} key/value heads")
-    if spec.head_dim % 2 or spec.rotary.scaling == "dynamic" and spec.head_dim < 4:
+    if spec.head_dim % 2 or (spec.rotary.scaling == "dynamic" and spec.head_dim < 4):
         raise fields.error("", f"has head size {spec.head_dim}; rotary embeddings need an even one")
     if spec.rotary.scaling == "llama3" and spec.rotary.low_freq_factor >= spec.rotary.high_freq_factor:
         raise fields.error("", "has a llama3 rotary scaling whose low_freq_factor is not below its high_freq_factor")

@@ -27,7 +27,7 @@ class MappedFile:
 
     def view(self, start: int, length: int) -> NDArray[np.uint8]:
         """``length`` bytes from ``start`` on, as a read-only uint8 array; the range must lie inside the file."""
-        assert 0 <= start and 0 <= length and start + length <= self.size
+        assert start >= 0 and length >= 0 and start + length <= self.size
         return self._bytes[start : start + length]
 
     def release(self, view: NDArray[np.uint8]) -> None:
@@ -38,6 +38,6 @@ class MappedFile:
         if not view.size or not hasattr(mmap, "MADV_DONTNEED"):
             return
         start = view.ctypes.data - self._bytes.ctypes.data
-        assert 0 <= start and start + view.size <= self.size
+        assert start >= 0 and start + view.size <= self.size
         first = start - start % mmap.PAGESIZE
         self.map.madvise(mmap.MADV_DONTNEED, first, start + view.size - first)

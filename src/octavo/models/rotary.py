@@ -54,7 +54,7 @@ def attention_factor(spec: RotarySpec) -> float:
 
 
 def _plain(base: float, dim: int) -> Float64:
-    return base ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+    return np.power(base, -np.arange(0, dim, 2, dtype=np.float64) / dim)
 
 
 def _none(spec: RotarySpec, plain: Float64) -> Float64:
@@ -85,7 +85,7 @@ def _yarn(spec: RotarySpec, plain: Float64) -> Float64:
     if spec.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, spec.head_dim - 1)
-    ramp = (np.arange(spec.head_dim // 2) - low) / (high - low if high != low else 0.001)
+    ramp = (np.arange(spec.head_dim // 2, dtype=np.float64) - low) / (high - low if high != low else 0.001)
     kept = 1 - np.clip(ramp, 0.0, 1.0)
     return kept * plain + (1 - kept) * plain / spec.factor
 

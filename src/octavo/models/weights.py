@@ -173,10 +173,10 @@ def _safetensors_files(path: Path) -> list[SafetensorsFile]:
     if not index.is_file():
         return [SafetensorsFile(file) for file in sorted(path.glob("*.safetensors"))]
     weight_map = read_json(index).get("weight_map")
-    files = set(weight_map.values()) if isinstance(weight_map, dict) else {None}
+    files = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
     if any(not isinstance(file, str) or Path(file).name != file for file in files):
         raise ModelLoadError(f"{index}: weight_map must give each tensor the name of a file beside it")
-    return [SafetensorsFile(path / file) for file in sorted(files)]
+    return [SafetensorsFile(path / file) for file in sorted(set(map(str, files)))]
 
 
 def _hf_generation(path: Path, config: Mapping[str, Any]) -> Generation:
@@ -223,8 +223,8 @@ def _rope_divisors(file: GGUFFile) -> tuple[float, ...] | None:
 def _row_orders(spec: DecoderSpec) -> dict[str, NDArray[np.int32]]:
     """The rows of q and k that GGUF files of kind ``llama`` permute for interleaved rotary pairs.
 
-        file, within a head      x0 y0 x1 y1 x2 y2 ...     pair i at rows 2i, 2i + 1
-        logical (half-split)     x0 x1 x2 ... y0 y1 y2 ... pair i at rows i, i + head_dim / 2
+    file, within a head      x0 y0 x1 y1 x2 y2 ...     pair i at rows 2i, 2i + 1
+    logical (half-split)     x0 x1 x2 ... y0 y1 y2 ... pair i at rows i, i + head_dim / 2
     """
     within = np.arange(spec.head_dim).reshape(-1, 2).T.reshape(-1)
     return {
