@@ -1,0 +1,74 @@
+"""Workloads for benchmarks: seeded random lengths, a trace of lengths, or a JSON list of prompts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """One request: token ids in, and how many tokens to generate."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+def random_workload(count: int, input_len: int, output_len: int, vocab_size: int, seed: int) -> list[BenchRequest]:
+    """``count`` requests with lengths uniform within half of the means and random tokens.
+
+    >>> random_workload(1, 4, 2, 100, 0) == random_workload(1, 4, 2, 100, 0)
+    True
+    """
+    chance = random.Random(seed)
+    return [
+        _request(chance, _around(chance, input_len), _around(chance, output_len), vocab_size) for _ in range(count)
+    ]  # fmt: skip
+
+
+def trace_workload(path: Path, count: int, longest: int, vocab_size: int, seed: int) -> list[BenchRequest]:
+    """The first ``count`` requests of a CSV trace with columns ContextTokens and GeneratedTokens, with random tokens.
+
+    Requests of more than ``longest`` tokens are cut to fit: the prompt first.
+    """
+    chance = random.Random(seed)
+    requests = []
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            if len(requests) == count:
+                break
+            try:
+                prompt_len, output_len = int(line["ContextTokens"]), int(line["GeneratedTokens"])
+            except (KeyError, TypeError, ValueError):
+                raise ConfigError(f"{path} is not a trace: each line needs the integers ContextTokens and GeneratedTokens") from None
+            output_len = max(1, min(output_len, longest - 1))
+            requests.append(_request(chance, max(1, min(prompt_len, longest - output_len)), output_len, vocab_size))
+    return requests
+
+
+def json_workload(path: Path) -> list[BenchRequest]:
+    """A JSON list of ``{"prompt": [token ids], "max_tokens": count}``."""
+    try:
+        return [_from_json(item) for item in json.loads(path.read_text())]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f'{path} is not a workload: it must be a JSON list of {{"prompt": [token ids], "max_tokens": count}} ({error})') from error
+
+
+def _from_json(item: dict[str, Any]) -> BenchRequest:
+    if item.get("n", 1) != 1:
+        raise ConfigError(f"n={item['n']} is not supported; write the prompt n times")
+    return BenchRequest(tuple(item["prompt"]), int(item["max_tokens"]))
+
+
+def _around(chance: random.Random, mean: int) -> int:
+    return max(1, chance.randint(mean - mean // 2, mean + mean // 2))
+
+
+def _request(chance: random.Random, prompt_len: int, output_len: int, vocab_size: int) -> BenchRequest:
+    return BenchRequest(tuple(chance.randrange(vocab_size) for _ in range(prompt_len)), output_len)

@@ -1,0 +1,290 @@
+"""The command line. Each command imports what it needs when it runs, so that help is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from octavo.engine.outputs import RequestOutput
+    from octavo.llm import LLM
+    from octavo.request import SamplingParams
+
+app = typer.Typer(
+    name="octavo",
+    help="LLM inference around PagedAttention: on the machine you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+bench = typer.Typer(help="Measure.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
+Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]
+BlockSize = Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")]
+KVMemory = Annotated[str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")]
+NumBlocks = Annotated[int | None, typer.Option(help="Number of KV blocks, instead of --kv-memory.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output together.")]
+MaxNumSeqs = Annotated[int, typer.Option(help="Most requests that run in one step.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")]
+Seed = Annotated[int, typer.Option(help="Seed of requests that bring none.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token always.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the most likely tokens until their probabilities sum to this.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this many times as likely as the best.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, makes tokens seen before less likely.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def main() -> None:
+    """Entry point: our own errors become one line and exit status 1."""
+    from octavo.errors import OctavoError
+
+    try:
+        app()
+    except OctavoError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from octavo import __version__
+
+        print(f"octavo {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; '-' reads one per line from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="File with one prompt per line.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt to the model as a user's message, through its chat template.")] = False,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="String that ends the output; may be given several times.")] = None,
+    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many best tokens (with --json).")] = None,
+    model: Model = "smollm2-135m",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = 16,
+    kv_memory: KVMemory = None,
+    num_blocks: NumBlocks = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    threads: Threads = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Complete prompts, all at once.
+
+    [bold]Examples[/]
+
+        octavo generate "The capital of France is" "Once upon a time"
+
+        octavo generate --chat "Why is the sky blue?" --max-tokens 100
+
+        cat prompts.txt | octavo generate - --json
+    """
+    texts = _read_prompts(prompts or [], file)
+    llm = _load(locals())
+    params = _params(locals())
+    with _Progress(len(texts), quiet=as_json) as progress:
+        if chat:
+            outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params, errors="return", report=progress.report)
+        else:
+            outputs = llm.generate(texts, params, errors="return", report=progress.report)
+    if as_json:
+        print(json.dumps([_as_dict(text, output) for text, output in zip(texts, outputs, strict=True)], ensure_ascii=False, indent=1))
+    else:
+        _print_outputs(texts, outputs)
+    if any(output.error for output in outputs):
+        raise typer.Exit(1)
+
+
+@app.command()
+def chat(
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.7,
+    top_k: TopK = 0,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.1,
+    model: Model = "smollm2-135m",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = 16,
+    kv_memory: KVMemory = None,
+    max_model_len: MaxModelLen = None,
+    threads: Threads = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Talk with the model. Ctrl-C stops an answer; Ctrl-D or /exit leaves; /reset starts anew."""
+    from octavo.chat import talk
+
+    llm = _load(locals() | {"num_blocks": None, "max_num_seqs": 1, "max_num_batched_tokens": 512})
+    talk(llm, _params(locals() | {"stop": None, "logprobs": None}), system)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Report what Octavo runs on here, and what is missing, with the fix."""
+    from octavo.doctor import diagnose, print_report
+
+    facts = diagnose()
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        print_report(facts)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+@bench.command()
+def offline(
+    workload: Annotated[Path | None, typer.Option(help='JSON list of {"prompt": [token ids], "max_tokens": count}.')] = None,
+    trace: Annotated[Path | None, typer.Option(help="CSV with columns ContextTokens and GeneratedTokens.")] = None,
+    num_requests: Annotated[int, typer.Option(help="Requests to draw, or to take from the trace.")] = 32,
+    input_len: Annotated[int, typer.Option(help="Mean prompt length of drawn requests.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Mean output length of drawn requests.")] = 64,
+    model: Model = "smollm2-135m",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = 16,
+    kv_memory: KVMemory = None,
+    num_blocks: NumBlocks = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    threads: Threads = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run many requests at once and print throughput, latencies, KV use and waste.
+
+    [bold]Examples[/]
+
+        octavo bench offline --num-requests 64 --input-len 200 --output-len 100
+
+        octavo bench offline --trace azure_llm_2023_conv.csv --num-requests 50 --max-model-len 2048
+    """
+    from octavo.bench.offline import run_offline
+    from octavo.bench.report import print_offline
+    from octavo.bench.workloads import json_workload, random_workload, trace_workload
+
+    llm = _load(locals())
+    vocab_size, longest = llm.vocab_size, llm.max_model_len
+    if workload is not None:
+        requests = json_workload(workload)
+    elif trace is not None:
+        requests = trace_workload(trace, num_requests, longest, vocab_size, seed)
+    else:
+        requests = random_workload(num_requests, input_len, output_len, vocab_size, seed)
+    with _Progress(len(requests), quiet=as_json) as progress:
+        result = run_offline(llm, requests, progress.report)
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=1))
+    else:
+        print_offline(result, llm.describe())
+
+
+def _load(options: dict[str, Any]) -> LLM:
+    from octavo.llm import LLM
+
+    names = "dtype block_size kv_memory num_blocks max_model_len max_num_seqs max_num_batched_tokens threads device seed".split()
+    return LLM(options["model"], **{name: options[name] for name in names})
+
+
+def _params(options: dict[str, Any]) -> SamplingParams:
+    from octavo.request import SamplingParams
+
+    names = "max_tokens temperature top_k top_p min_p repetition_penalty logprobs".split()
+    return SamplingParams(**{name: options[name] for name in names}, stop=tuple(options["stop"] or ()))
+
+
+def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
+    texts = []
+    for prompt in prompts:
+        texts += [line.rstrip("\n") for line in sys.stdin if line.strip()] if prompt == "-" else [prompt]
+    if file is not None:
+        texts += [line for line in file.read_text().splitlines() if line.strip()]
+    if not texts:
+        raise typer.BadParameter("no prompts; give some as arguments, a file with --file, or '-' for standard input")
+    return texts
+
+
+class _Progress:
+    """A bar with tokens per second and KV use, on a terminal."""
+
+    def __init__(self, num_requests: int, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeElapsedColumn(),
+            console=console, transient=True, disable=quiet or not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("requests", total=num_requests, speed="")
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def report(self, stats: dict[str, Any]) -> None:
+        elapsed = self._bar.tasks[0].elapsed or 1e-9
+        blocks = stats["blocks"]
+        speed = f"{stats['num_tokens_generated'] / elapsed:,.0f} tokens/s, KV {blocks['used'] / blocks['total']:.0%}"
+        self._bar.update(self._task, completed=sum(stats["num_finished"].values()), speed=speed)
+
+
+def _print_outputs(texts: list[str], outputs: list[RequestOutput]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    for text, output in zip(texts, outputs, strict=True):
+        line = Text(text, style="bold")
+        if output.error is not None:
+            line.append(f" [{output.error}]", style="red")
+        else:
+            line.append(output.outputs[0].text, style="not bold green")
+        console.print(line)
+        console.print()
+
+
+def _as_dict(text: str, output: RequestOutput) -> dict[str, Any]:
+    [completion] = output.outputs
+    entry: dict[str, Any] = {
+        "prompt": text,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+    }
+    if completion.logprobs is not None:
+        entry["cumulative_logprob"] = completion.cumulative_logprob
+        entry["logprobs"] = [{token: value._asdict() for token, value in position.items()} for position in completion.logprobs]
+    if output.error is not None:
+        entry["error"] = {"message": str(output.error), "code": output.error.code}
+    return entry

@@ -1,0 +1,84 @@
+"""Puts an engine together from its settings. The only file that names the concrete classes of all stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.blocks import BlockManager
+from octavo.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.events import EventLog
+from octavo.engine.memory import CachePlan, available_memory, plan_cache
+from octavo.engine.text_engine import TextEngine
+from octavo.kernels.backends import create_backend
+from octavo.kernels.ops import Backend, KVShape
+from octavo.models.decoder import Decoder
+from octavo.models.decoder_weights import Progress, pack_weights
+from octavo.models.locate import locate
+from octavo.models.spec import DecoderSpec
+from octavo.models.weights import Checkpoint, open_checkpoint
+from octavo.request import RequestLimits
+from octavo.runner.model_runner import ModelRunner
+from octavo.scheduler.scheduler import Scheduler
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what was settled for it at start."""
+
+    engine: TextEngine
+    spec: DecoderSpec
+    backend: Backend
+    dtype: str
+    cache: CachePlan
+    weight_bytes: int
+
+
+def build_engine(config: EngineConfig, progress: Progress = lambda done, total: None) -> BuiltEngine:
+    """Find the model, settle the memory, load weights, record the step. ``progress`` hears of packed layers."""
+    backend = create_backend(config.device.device, config.device.threads)
+    checkpoint = open_checkpoint(locate(config.model.model))
+    spec = checkpoint.spec
+    dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+    plan = plan_cache(spec, dtype, config.cache, config.scheduler, available_memory())
+    weights = pack_weights(checkpoint, backend, dtype, plan.max_model_len, progress)
+    runner = build_runner(Decoder(spec, weights), backend, dtype, plan, config)
+    core = build_core(runner, plan, config, spec.vocab_size, checkpoint.generation.eos_token_ids)
+    tokenizer, template = open_text(checkpoint)
+    return BuiltEngine(TextEngine(core, tokenizer, template), spec, backend, dtype, plan, weights.nbytes)
+
+
+def build_runner(decoder: Decoder, backend: Backend, dtype: str, plan: CachePlan, config: EngineConfig) -> ModelRunner:
+    """The runner with its KV pool."""
+    spec, scheduler = decoder.spec, config.scheduler
+    shape = KVShape(spec.num_layers, plan.num_blocks, plan.block_size, spec.num_kv_heads, spec.head_dim, dtype)
+    max_num_seqs, max_rows = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    return ModelRunner(decoder, backend, backend.kv_cache(shape), dtype, max_num_seqs, max_rows, plan.max_model_len)
+
+
+def build_core(
+    runner: ModelRunner,
+    plan: CachePlan,
+    config: EngineConfig,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """The loop around a runner."""
+    blocks = BlockManager(plan.num_blocks, plan.block_size)
+    scheduler = Scheduler(config.scheduler, plan.max_model_len, blocks)
+    limits = RequestLimits(vocab_size, plan.max_model_len, plan.num_tokens, eos_token_ids, config.seed)
+    return EngineCore(scheduler, runner, limits, clock, EventLog())
+
+
+def open_text(checkpoint: Checkpoint) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The checkpoint's tokenizer, and its chat template if it has one."""
+    if checkpoint.metadata is not None:
+        tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
+        return tokenizer, ChatTemplate.from_gguf(checkpoint.metadata, tokenizer.bos_token, tokenizer.eos_token)
+    tokenizer = Tokenizer.from_directory(checkpoint.path)
+    return tokenizer, ChatTemplate.from_directory(checkpoint.path, tokenizer.bos_token, tokenizer.eos_token)

@@ -1,0 +1,79 @@
+"""An engine with text on both ends: prompts in, outputs out, one step at a time. ``LLM`` and ``AsyncEngine`` drive it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.engine.core import EngineCore
+from octavo.engine.outputs import OutputProcessor, RequestOutput
+from octavo.errors import InvalidRequestError
+from octavo.request import FinishReason, SamplingParams, make_request
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+Message = Mapping[str, Any]
+"""One message of a chat: at least ``role`` and ``content``."""
+
+
+class TextEngine:
+    """Tokenizes prompts, steps the core, decodes its updates, ends requests at their stop strings."""
+
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+        self.core = core
+        self.tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._outputs = OutputProcessor(tokenizer)
+        self._incremental: set[int] = set()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; a text gets the tokens that the model expects at its start."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+        return list(prompt)
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer."""
+        if self._chat_template is None:
+            raise InvalidRequestError("this model has no chat template; use generate() with the prompt's text")
+        return self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
+
+    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise InvalidRequestError if this request would be refused."""
+        make_request(0, token_ids, params, self.core.limits, 0.0)
+
+    def add(self, prompt: Prompt | None, token_ids: Sequence[int], params: SamplingParams, incremental: bool) -> int:
+        """Queue a request. Returns its id. With ``incremental``, each step that brings it tokens gives an output."""
+        request_id = self.core.add_request(token_ids, params)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.core.limits.eos_token_ids)
+        self._outputs.add(request_id, prompt if isinstance(prompt, str) else None, token_ids, params, stop_ids, incremental)
+        if incremental:
+            self._incremental.add(request_id)
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step. Returns the outputs of requests that ended, and of incremental ones that got tokens."""
+        outputs = []
+        for update in self.core.step():
+            stop = self._outputs.push(update)
+            if stop is not None and update.finish_reason is None:
+                update = self.core.finish(update.request_id, FinishReason.STOP, stop) or update
+            if update.finish_reason is not None:
+                self._incremental.discard(update.request_id)
+            elif not update.token_ids or update.request_id not in self._incremental:
+                continue
+            outputs.append(self._outputs.output(update, stop))
+        return outputs
+
+    def abort(self, request_id: int) -> RequestOutput | None:
+        """Give a request up. Returns its output so far, or None if it had ended before."""
+        update = self.core.abort(request_id)
+        if update is None:
+            return None
+        self._incremental.discard(request_id)
+        self._outputs.push(update)
+        return self._outputs.output(update)

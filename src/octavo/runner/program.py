@@ -1,0 +1,23 @@
+"""A whole step as one program: recorded once, when the runner is made, and replayed for every plan."""
+
+from __future__ import annotations
+
+from octavo.kernels.ops import Array, Backend, Int32, KVCache, Program
+from octavo.models.decoder import Activations, Decoder, DecoderInputs
+from octavo.runner.sampler import Sampler
+
+
+def record_step(
+    decoder: Decoder, backend: Backend, sizes: Int32, inputs: DecoderInputs, cache: KVCache, copies: Int32,
+    sampler: Sampler, dtype: str, max_rows: int,
+) -> tuple[Program, Array]:  # fmt: skip
+    """Copies of shared blocks, the decoder, the sampler. Returns the program and the array of logits it writes.
+
+    copies: [2, max] block ids, sources and targets.
+    """
+    program = backend.program(sizes)
+    activations = Activations.allocate(backend, decoder.spec, dtype, max_rows, max_rows)
+    program.copy_blocks(cache, copies[0], copies[1])
+    decoder.record(program, inputs, cache, activations)
+    program.sample(activations.logits, sampler.batch, sampler.output)
+    return program, activations.logits

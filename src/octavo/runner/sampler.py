@@ -1,0 +1,165 @@
+"""Stage 7 of 7: from logits to tokens. Before it: ``models.decoder``. After it: the scheduler's commit.
+
+The choosing itself is the op ``sample``; this file turns requests' parameters into its arrays, and its arrays
+into a ``StepResult``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.kernels.ops import MAX_TOP, SAMPLE_ROW, Int32, SampleBatch, SampleOutput
+from octavo.request import SamplingParams
+from octavo.scheduler.step import Admission, StepPlan, StepResult, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Bias:
+    """What is added to a request's logits: always, and before its ``min_tokens``."""
+
+    always: dict[int, float]
+    early: dict[int, float]
+    min_tokens: int
+
+    def at(self, num_output: int) -> dict[int, float]:
+        return self.early if num_output < self.min_tokens else self.always
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A prompt position whose token's log-probability is wanted."""
+
+    request_id: int
+    position: int
+
+
+class Sampler:
+    """Parameters of the running requests, one row each, and the buffers of the op ``sample``."""
+
+    def __init__(self, max_num_seqs: int, max_samples: int, vocab_size: int, history: Int32) -> None:
+        self._params = np.zeros(max_num_seqs, SAMPLE_ROW)
+        self._biases: dict[int, _Bias] = {}
+        self._scorers: dict[int, SamplingParams] = {}
+        self._bias_ids: list[int] = []
+        self._bias_values: list[float] = []
+        self._scored: list[_Scored] = []
+        self._history = history
+        self._vocab_size = vocab_size
+        self.batch = SampleBatch(
+            rows=np.zeros(max_samples, SAMPLE_ROW),
+            history=history,
+            bias_ids=np.zeros(max_num_seqs * vocab_size, np.int32),
+            bias_values=np.zeros(max_num_seqs * vocab_size, np.float32),
+            masks=np.zeros((max_num_seqs, -(-vocab_size // 32)), np.uint32),
+        )
+        self.output = SampleOutput(
+            token_ids=np.zeros(max_samples, np.int32),
+            logprobs=np.zeros(max_samples, np.float32),
+            ranks=np.zeros(max_samples, np.int32),
+            top_ids=np.zeros((max_samples, MAX_TOP), np.int32),
+            top_logprobs=np.zeros((max_samples, MAX_TOP), np.float32),
+        )
+
+    def admit(self, row: int, admission: Admission) -> None:
+        """Give a row its request's parameters."""
+        p = admission.params
+        entry = self._params[row]
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            entry[name] = getattr(p, name)
+        entry["repetition"], entry["frequency"], entry["presence"] = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
+        entry["num_logprobs"] = -1 if p.logprobs is None else p.logprobs
+        entry["target"] = -1
+        entry["history_row"] = row if p.penalised else -1
+        entry["prompt_len"] = admission.prompt_len
+        entry["mask_row"] = self._set_mask(row, p)
+        entry["sample_index"], entry["seed"] = admission.sample_index, np.uint64(admission.seed)
+        self._set_bias(row, p, admission.stop_ids)
+        self._scorers.pop(row, None)
+        if p.prompt_logprobs is not None:
+            self._scorers[row] = p
+
+    def _set_mask(self, row: int, params: SamplingParams) -> int:
+        if params.allowed_token_ids is None:
+            return -1
+        ids = np.asarray(params.allowed_token_ids, np.int64)
+        self.batch.masks[row] = 0
+        np.bitwise_or.at(self.batch.masks[row], ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return row
+
+    def _set_bias(self, row: int, params: SamplingParams, stop_ids: frozenset[int]) -> None:
+        always = dict(params.logit_bias or {}) | dict.fromkeys(params.forbidden_token_ids, -np.inf)
+        early = always | dict.fromkeys(stop_ids, -np.inf) if params.min_tokens else always
+        self._biases.pop(row, None)
+        if early:
+            self._biases[row] = _Bias(dict(sorted(always.items())), dict(sorted(early.items())), params.min_tokens)
+
+    def pack(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32) -> int:
+        """Fill the buffers for a plan; ``sampled_rows`` receives the rows whose logits are needed. Returns how many."""
+        sampled = np.flatnonzero(np.frombuffer(plan.sampled, np.int8))
+        n = len(sampled)
+        sampled_rows[:n] = query_starts[sampled + 1] - 1
+        entries = self.batch.rows[:n]
+        entries[:] = self._params[rows[sampled]]
+        entries["num_known"] = np.frombuffer(plan.num_computed, np.int32)[sampled] + np.frombuffer(plan.num_scheduled, np.int32)[sampled]
+        entries["position"] = entries["num_known"] - entries["prompt_len"]
+        if self._biases:
+            self._pack_biases(rows[sampled])
+        self._scored.clear()
+        if self._scorers:
+            n = self._pack_scored(plan, rows, query_starts, sampled_rows, n)
+        return n
+
+    def _pack_biases(self, rows: Int32) -> None:
+        end = 0
+        for s, row in enumerate(rows.tolist()):
+            bias = self._biases.get(row)
+            if bias is None:
+                continue
+            entries = bias.at(int(self.batch.rows[s]["position"]))
+            start, end = end, end + len(entries)
+            self.batch.bias_ids[start:end] = list(entries)
+            self.batch.bias_values[start:end] = list(entries.values())
+            self.batch.rows[s]["bias_start"], self.batch.rows[s]["bias_count"] = start, len(entries)
+
+    def _pack_scored(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32, n: int) -> int:
+        """Add a row for each prompt position whose next prompt token is to be scored.
+
+            position p is scheduled now: its logits score the prompt's token p + 1, if there is one
+        """
+        for i, row in enumerate(rows.tolist()):
+            params = self._scorers.get(row)
+            if params is None:
+                continue
+            start = plan.num_computed[i]
+            end = min(start + plan.num_scheduled[i], int(self._params[row]["prompt_len"]) - 1)
+            for position in range(start, end):
+                sampled_rows[n] = query_starts[i] + position - start
+                entry = self.batch.rows[n]
+                entry["num_logprobs"], entry["target"] = params.prompt_logprobs, self._history[row, position + 1]
+                self._scored.append(_Scored(plan.request_ids[i], position + 1))
+                n += 1
+        return n
+
+    def result(self, plan: StepPlan) -> StepResult:
+        """What the op ``sample`` left in the buffers, as a value."""
+        requests = [i for i, wanted in zip(plan.request_ids, plan.sampled, strict=True) if wanted]
+        n = len(requests)
+        asked = np.flatnonzero(self.batch.rows["num_logprobs"][:n] >= 0).tolist()
+        logprobs = {requests[s]: self._logprobs(s) for s in asked if self.output.token_ids[s] >= 0}
+        prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = {}
+        for s, scored in enumerate(self._scored, n):
+            prompt_logprobs.setdefault(scored.request_id, []).append((scored.position, self._logprobs(s)))
+        return StepResult(array("i", self.output.token_ids[:n].tobytes()), logprobs, prompt_logprobs)
+
+    def _logprobs(self, s: int) -> TokenLogprobs:
+        out, k = self.output, min(int(self.batch.rows[s]["num_logprobs"]), self._vocab_size)
+        return TokenLogprobs(
+            token_id=int(out.token_ids[s]),
+            logprob=float(out.logprobs[s]),
+            rank=int(out.ranks[s]),
+            top_ids=tuple(out.top_ids[s, :k].tolist()),
+            top_logprobs=tuple(out.top_logprobs[s, :k].tolist()),
+        )

@@ -1,0 +1,196 @@
+"""The engine's strongest test: whatever the schedule, each request gets the tokens and log-probabilities it gets alone.
+
+Random arrivals, lengths, budgets, block sizes, thread counts and aborts, in a pool so small that requests are preempted.
+The pool is full of NaN at the start, and a block is filled with NaN again when it is handed out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+
+from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
+from octavo.engine.build import build_core, build_runner
+from octavo.engine.core import EngineCore
+from octavo.engine.memory import CachePlan
+from octavo.kernels.backends import describe
+from octavo.kernels.ops import Backend
+from octavo.kernels.reference import ReferenceBackend
+from octavo.models.decoder import Decoder
+from octavo.models.decoder_weights import pack_weights
+from octavo.request import SamplingParams
+from octavo.runner.model_runner import ModelRunner
+from tests.helpers.random_model import TINY, random_checkpoint, with_window
+
+MAX_MODEL_LEN = 640
+native_only = pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
+
+
+@cache
+def decoder_for(kind: str, dtype: str, threads: int, window: int) -> tuple[Decoder, Backend]:
+    backend: Backend
+    if kind == "reference":
+        backend = ReferenceBackend()
+    else:
+        from octavo.kernels.native import NativeBackend
+
+        backend = NativeBackend(threads=threads, isa=None if kind == "native" else kind)
+    spec = with_window(TINY, window) if window else TINY
+    return Decoder(spec, pack_weights(random_checkpoint(spec), backend, dtype, MAX_MODEL_LEN)), backend
+
+
+def make_core(kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig) -> EngineCore:
+    """An engine whose blocks hold NaN until they are written."""
+    decoder, backend = decoder_for(kind, dtype, threads, window)
+    config = EngineConfig(cache=CacheConfig(block_size=cache_plan.block_size, num_blocks=cache_plan.num_blocks), scheduler=scheduler)
+    runner = build_runner(decoder, backend, dtype, cache_plan, config)
+    core = build_core(runner, cache_plan, config, decoder.spec.vocab_size, frozenset({0}))
+    poison_new_blocks(core, runner)
+    return core
+
+
+def poison_new_blocks(core: EngineCore, runner: ModelRunner) -> None:
+    runner.cache.fill(range(runner.cache.shape.num_blocks), float("nan"))
+    pool = core._scheduler.blocks.pool
+    allocate = pool.allocate
+
+    def allocate_poisoned(count: int) -> list[int]:
+        blocks = allocate(count)
+        if blocks:
+            runner.cache.fill(blocks, float("nan"))
+        return blocks
+
+    pool.allocate = allocate_poisoned  # type: ignore[method-assign]
+
+
+@dataclass
+class Job:
+    """One request of a workload, and what it got."""
+
+    prompt: list[int]
+    params: SamplingParams
+    arrival: int
+    abort_at: int | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[tuple[float, int, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)
+    finished: bool = False
+
+
+def random_job(chance: random.Random, longest: int) -> Job:
+    prompt_len = chance.choice([1, 2, chance.randint(3, 40), chance.randint(30, longest // 2), longest // 2 + 20])
+    sampled = chance.random() < 0.6
+    params = SamplingParams(
+        temperature=chance.choice([0.5, 1.0, 1.5]) if sampled else 0.0,
+        top_k=chance.choice([0, 0, 5]),
+        top_p=chance.choice([1.0, 0.9]),
+        min_p=chance.choice([0.0, 0.02]),
+        repetition_penalty=chance.choice([1.0, 1.2]),
+        frequency_penalty=chance.choice([0.0, 0.3]),
+        presence_penalty=chance.choice([0.0, 0.2]),
+        logit_bias=chance.choice([None, {5: 2.0, 17: -3.0}]),
+        forbidden_token_ids=chance.choice([(), (3, 4)]),
+        min_tokens=chance.choice([0, 0, 3]),
+        max_tokens=chance.randint(3, min(60, longest - prompt_len)),
+        ignore_eos=chance.random() < 0.7,
+        seed=chance.randrange(2**64) if chance.random() < 0.5 else chance.randrange(100),
+        logprobs=chance.choice([0, 3]),
+        prompt_logprobs=chance.choice([None, None, 1]),
+        priority=chance.randrange(3),
+    )
+    abort_at = chance.randint(0, 40) if chance.random() < 0.15 else None
+    return Job([chance.randrange(1, TINY.vocab_size) for _ in range(prompt_len)], params, chance.randint(0, 12), abort_at)
+
+
+def run(core: EngineCore, jobs: list[Job]) -> None:
+    """Run jobs by their arrival and abort steps, checking the books after each step."""
+    step, ids = 0, {}
+    pending = sorted(jobs, key=lambda job: job.arrival)
+    while pending or core.has_work:
+        while pending and pending[0].arrival <= step:
+            job = pending.pop(0)
+            ids[core.add_request(job.prompt, job.params)] = job
+        for request_id, job in ids.items():
+            if job.abort_at is not None and step == job.arrival + job.abort_at:
+                core.abort(request_id)
+        for update in core.step():
+            job = ids[update.request_id]
+            job.tokens += update.token_ids
+            job.finished |= update.finish_reason is not None
+            if update.logprobs is not None:
+                found = update.logprobs
+                job.logprobs.append((found.logprob, found.rank, found.top_ids, found.top_logprobs))
+            for position, entry in update.prompt_logprobs:
+                assert job.prompt_logprobs.setdefault(position, entry.logprob) == entry.logprob
+        core.check()
+        step += 1
+        assert step < 20_000, "no progress"
+
+
+def alone(kind: str, dtype: str, window: int, job: Job) -> Job:
+    """The same request with the engine to itself: one thread, one block size, all of its prompt in one step."""
+    plan = CachePlan(MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN)
+    core = make_core(kind, dtype, 1, window, plan, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=MAX_MODEL_LEN))
+    single = Job(job.prompt, job.params, 0, None)
+    run(core, [single])
+    return single
+
+
+def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int) -> dict[str, int]:
+    """One random workload under one random configuration, against each of its requests alone."""
+    chance = random.Random(seed)
+    block_size = chance.choice([1, 4, 16, 64, 256])
+    window = chance.choice([0, 0, 0, 7, 50])
+    fewest = -(-longest // block_size)
+    plan = CachePlan(fewest + chance.randint(0, fewest // 2), block_size, 1, longest)
+    scheduler = SchedulerConfig(
+        max_num_seqs=chance.choice([2, 5, 16]),
+        max_num_batched_tokens=chance.choice([3, 17, 64, 300]),
+        policy=chance.choice(["fcfs", "priority"]),
+    )
+    jobs = [random_job(chance, longest) for _ in range(num_jobs)]
+    core = make_core(kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler)
+    run(core, jobs)
+    stats = core.stats()
+    assert stats["blocks"]["free"] == stats["blocks"]["total"], "blocks leaked"
+    for job in jobs:
+        expected = alone(kind, dtype, window, job)
+        if job.finished:
+            assert job.tokens == expected.tokens
+            assert job.prompt_logprobs == expected.prompt_logprobs
+        assert job.tokens == expected.tokens[: len(job.tokens)]
+        assert job.logprobs == expected.logprobs[: len(job.logprobs)]
+    return {"running": stats["max_num_running"], "preemptions": stats["num_preemptions"]}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_schedules_do_not_show_on_the_reference(dtype: str) -> None:
+    seen = [check_schedule("reference", dtype, seed, num_jobs=6, longest=120) for seed in range(4)]
+    assert max(s["running"] for s in seen) >= 4
+    assert sum(s["preemptions"] for s in seen) >= 3
+
+
+@native_only
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_schedules_do_not_show_natively(dtype: str) -> None:
+    seen = [check_schedule("native", dtype, seed, num_jobs=10, longest=MAX_MODEL_LEN) for seed in range(100, 112)]
+    assert max(s["running"] for s in seen) >= 5
+    assert sum(s["preemptions"] for s in seen) >= 10
+
+
+@native_only
+@pytest.mark.parametrize("isa", [isa for isa in describe()["isas"] if isa != describe()["isa"]])
+def test_schedules_do_not_show_on_other_instruction_sets(isa: str) -> None:
+    for seed, dtype in ((200, "float32"), (201, "bfloat16"), (202, "bfloat16")):
+        check_schedule(isa, dtype, seed, num_jobs=8, longest=400)
+
+
+@pytest.mark.slow
+@native_only
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_schedules(dtype: str) -> None:
+    for seed in range(1000, 1200):
+        check_schedule("native", dtype, seed, num_jobs=12, longest=MAX_MODEL_LEN)

@@ -1,0 +1,32 @@
+"""Small random models without a file: what the engine's own tests run on, on any backend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from octavo.kernels.ops import TensorSource
+from octavo.models.spec import DecoderSpec, RotarySpec
+from octavo.models.weights import Checkpoint, Generation, expected_shapes
+
+TINY = DecoderSpec(
+    architecture="LlamaForCausalLM", num_layers=2, hidden_size=48, num_heads=6, num_kv_heads=2, head_dim=32, ffn_size=80,
+    vocab_size=203, max_position=4096, rotary=RotarySpec(32), tied_head=True,
+)  # fmt: skip
+
+
+def random_checkpoint(spec: DecoderSpec = TINY, seed: int = 0, scale: float = 3.0) -> Checkpoint:
+    """A checkpoint of normally distributed float32 weights; ``scale`` makes its choices sharp enough to differ."""
+    chance = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in expected_shapes(spec).items():
+        deviation = scale / np.sqrt(shape[-1]) if len(shape) == 2 else 0.1
+        values = chance.normal(1.0 if name.endswith("norm") else 0.0, deviation, shape).astype(np.float32)
+        tensors[name] = TensorSource(name, shape, "F32", values.reshape(-1).view(np.uint8))
+    return Checkpoint(Path("random"), spec, Generation(frozenset({0}), None), None, tuple(tensors), tensors.__getitem__, lambda source: None)
+
+
+def with_window(spec: DecoderSpec, window: int) -> DecoderSpec:
+    return replace(spec, sliding_window=window)
