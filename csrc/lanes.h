@@ -23,6 +23,9 @@ OCTAVO_INLINE void compress_ids(int32_t* p, uint32_t mask, int32_t first) {
   const __m512i ids = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), ids));
 }
+OCTAVO_INLINE void compress_ids(int32_t* p, uint32_t mask, const int32_t* ids) {
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), _mm512_loadu_si512(ids)));
+}
 
 #else
 
@@ -65,8 +68,14 @@ OCTAVO_INLINE int compress(float* p, uint32_t mask, F16 a) {
 OCTAVO_INLINE void compress_ids(int32_t* p, uint32_t mask, int32_t first) {
   for (; mask; mask &= mask - 1) *p++ = first + __builtin_ctz(mask);
 }
+OCTAVO_INLINE void compress_ids(int32_t* p, uint32_t mask, const int32_t* ids) {
+  for (; mask; mask &= mask - 1) *p++ = ids[__builtin_ctz(mask)];
+}
 
 #endif
+
+// The bits of n lanes.
+OCTAVO_INLINE uint32_t mask_first(int64_t n) { return n >= 16 ? 0xffff : (1u << n) - 1; }
 
 // Sixteen floats from p, or the first n and `other` in the rest.
 OCTAVO_INLINE F16 load_or(const float* p, int64_t n, float other) {

@@ -150,18 +150,28 @@ void weigh(const float* x, int64_t size, const Softmax& softmax, float* weights)
     store_first(weights + i, weight(load_or(x + i, size - i, -kInf), softmax), static_cast<int>(least_of(16, size - i)));
 }
 
-float block_sum(const float* x, int64_t size, const Softmax& softmax) {
-  F16 sum = zero();
-  for (int64_t i = 0; i < size; i += 16) sum = sum + weight(load_or(x + i, size - i, -kInf), softmax);
-  return reduce_add(sum);
+// Total of n weights, where block_sum(start, size) gives that of a block; work.sums holds all of those.
+template <class BlockSum>
+OCTAVO_INLINE double sum_blocks(int64_t n, Work& work, const BlockSum& block_sum) {
+  double total = 0.0;
+  for (int64_t i = 0; i < n; i += kBlock) total += work.sums[i / kBlock] = reduce_add(block_sum(i, least_of(kBlock, n - i)));
+  return total;
 }
 
-// Total weight; work.sums holds that of each block.
-double sum_weights(Row row, const Softmax& softmax, Work& work) {
-  double total = 0.0;
-  for (int64_t i = 0; i < row.size; i += kBlock)
-    total += work.sums[i / kBlock] = block_sum(row.x + i, least_of(kBlock, row.size - i), softmax);
-  return total;
+double sum_row(Row row, const Softmax& softmax, Work& work) {
+  return sum_blocks(row.size, work, [&](int64_t start, int64_t size) {
+    F16 sum = zero();
+    for (int64_t i = 0; i < size; i += 16) sum = sum + weight(load_or(row.x + start + i, size - i, -kInf), softmax);
+    return sum;
+  });
+}
+
+double sum_candidates(int64_t n, Work& work) {
+  return sum_blocks(n, work, [&](int64_t start, int64_t size) {
+    F16 sum = zero();
+    for (int64_t i = 0; i < size; i += 16) sum = sum + load_or(work.weights + start + i, size - i, 0.0f);
+    return sum;
+  });
 }
 
 // ---- inversion
@@ -180,19 +190,26 @@ OCTAVO_INLINE int64_t invert(const T* weights, int64_t n, double target, double&
   return last;
 }
 
-int32_t invert_row(Row row, const Softmax& softmax, double u, Work& work) {
-  const double target = u * sum_weights(row, softmax, work);
+// Inversion over n weights: first the block, then the entry, among those block_weights(start, size) points at.
+template <class BlockWeights>
+OCTAVO_INLINE int64_t invert_blocks(int64_t n, double target, Work& work, const BlockWeights& block_weights) {
   double sum = 0.0;
-  const int64_t start = invert(work.sums, (row.size + kBlock - 1) / kBlock, target, sum) * kBlock;
-  const int64_t n = least_of(kBlock, row.size - start);
-  weigh(row.x + start, n, softmax, work.weights);
-  return static_cast<int32_t>(start + invert(work.weights, n, target, sum));
+  const int64_t start = invert(work.sums, (n + kBlock - 1) / kBlock, target, sum) * kBlock;
+  const int64_t size = least_of(kBlock, n - start);
+  return start + invert(block_weights(start, size), size, target, sum);
 }
 
-double sum_candidates(int64_t n, const Work& work) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; i++) sum += work.weights[i];
-  return sum;
+int32_t draw(Row row, const Softmax& softmax, double u, Work& work) {
+  const double target = u * sum_row(row, softmax, work);
+  return static_cast<int32_t>(invert_blocks(row.size, target, work, [&](int64_t start, int64_t size) {
+    weigh(row.x + start, size, softmax, work.weights);
+    return work.weights;
+  }));
+}
+
+int32_t draw_candidate(int64_t n, double u, Work& work) {
+  const double target = u * sum_candidates(n, work);
+  return work.ids[invert_blocks(n, target, work, [&](int64_t start, int64_t) { return work.weights + start; })];
 }
 
 // ---- filters
@@ -215,7 +232,7 @@ float lower_bound(Row row, const Filters& f, const Summary& summary, const Softm
   float least = -FLT_MAX;
   if (f.top_k) least = std::fmax(least, reached_by(f.top_k, summary, work));
   else if (f.top_p < 1.0) {
-    mass = sum_weights(row, softmax, work);
+    mass = sum_row(row, softmax, work);
     least = std::fmax(least, lowered_logit((1.0 - f.top_p) * mass / static_cast<double>(row.size), softmax));
   }
   if (f.min_p > 0.0f && (f.top_p >= 1.0 || !f.top_k)) least = std::fmax(least, lowered_logit(f.min_p, softmax));
@@ -233,13 +250,7 @@ int64_t filter(Row row, const Filters& f, const Summary& summary, const Softmax&
     if (f.top_k) mass = sum_candidates(n, work);
     n = keep_prefix(select(work.values, work.weights, n, f.top_p * mass, work), n, work);
   }
-  int64_t kept = 0;
-  for (int64_t i = 0; i < n; i++) {
-    if (work.weights[i] < f.min_p) continue;
-    work.weights[kept] = work.weights[i];
-    work.ids[kept++] = work.ids[i];
-  }
-  return kept;
+  return f.min_p > 0.0f ? keep_heavy(f.min_p, n, work) : n;
 }
 
 int32_t choose(Row row, const SampleRow& params, const Summary& summary, Work& work) {
@@ -248,10 +259,8 @@ int32_t choose(Row row, const SampleRow& params, const Summary& summary, Work& w
   const Softmax softmax{summary.best, std::fmin(1.0f / params.temperature, FLT_MAX)};
   const Filters filters{params.top_k > 0 && params.top_k < row.size ? params.top_k : 0, params.top_p, params.min_p};
   const double u = uniform(params);
-  if (!filters.top_k && filters.top_p >= 1.0 && !(filters.min_p > 0.0f)) return invert_row(row, softmax, u, work);
-  const int64_t n = filter(row, filters, summary, softmax, work);
-  double sum = 0.0;
-  return work.ids[invert(work.weights, n, u * sum_candidates(n, work), sum)];
+  if (!filters.top_k && filters.top_p >= 1.0 && !(filters.min_p > 0.0f)) return draw(row, softmax, u, work);
+  return draw_candidate(filter(row, filters, summary, softmax, work), u, work);
 }
 
 // ---- log-probabilities of the raw distribution
@@ -286,7 +295,7 @@ void best_of(Row row, int64_t num, const Summary& summary, int32_t* ids, float* 
 
 void report(const SampleArgs& a, int64_t r, Row raw, const Summary& summary, Work& work) {
   const float logit = raw.x[a.token_ids[r]];
-  const double total = summary.best + std::log(sum_weights(raw, {summary.best, 1.0f}, work));
+  const double total = summary.best + std::log(sum_row(raw, {summary.best, 1.0f}, work));
   a.logprobs[r] = static_cast<float>(logit - total);
   a.ranks[r] = rank_of(raw, logit);
   const int64_t num = least_of(a.rows[r].num_logprobs, raw.size);

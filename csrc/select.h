@@ -111,17 +111,38 @@ static inline Boundary select(const float* values, const float* weights, int64_t
   return boundary;
 }
 
-// Keeps that prefix of the candidates; returns how many there are. The order stays.
-static inline int64_t keep_prefix(Boundary boundary, int64_t n, Work& work) {
+// The lowest n bits of those set.
+OCTAVO_INLINE uint32_t lowest_bits(uint32_t mask, int64_t n) {
+  uint32_t rest = mask;
+  for (; n > 0 && rest; n--) rest &= rest - 1;
+  return mask & ~rest;
+}
+
+// Keeps the candidates whose bits keep(i) sets, of those from i to i + 16; returns how many there are. The order stays.
+template <class Keep>
+OCTAVO_INLINE int64_t keep_where(int64_t n, Work& work, const Keep& keep) {
   int64_t kept = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const float value = work.values[i];
-    if (!(value > boundary.value || (value == boundary.value && boundary.ties-- > 0))) continue;
-    work.values[kept] = value;
-    work.weights[kept] = work.weights[i];
-    work.ids[kept++] = work.ids[i];
+  for (int64_t i = 0; i < n; i += 16) {
+    const uint32_t mask = keep(i) & mask_first(n - i);
+    compress(work.values + kept, mask, load(work.values + i));
+    compress_ids(work.ids + kept, mask, work.ids + i);
+    kept += compress(work.weights + kept, mask, load(work.weights + i));
   }
   return kept;
+}
+
+OCTAVO_INLINE int64_t keep_prefix(Boundary boundary, int64_t n, Work& work) {
+  return keep_where(n, work, [&](int64_t i) {
+    const F16 value = load(work.values + i), divide = set1(boundary.value);
+    const uint32_t above = mask_greater(value, divide), ties = mask_at_least(value, divide) & ~above & mask_first(n - i);
+    const uint32_t kept = lowest_bits(ties, boundary.ties);
+    boundary.ties -= __builtin_popcount(kept);
+    return above | kept;
+  });
+}
+
+OCTAVO_INLINE int64_t keep_heavy(float least, int64_t n, Work& work) {
+  return keep_where(n, work, [&](int64_t i) { return mask_at_least(load(work.weights + i), set1(least)); });
 }
 
 // Candidates are the tokens whose logit is at least `least`, ascending. Returns how many.
@@ -129,8 +150,7 @@ OCTAVO_INLINE int64_t collect(const float* x, int64_t size, float least, Work& w
   int64_t n = 0;
   for (int64_t i = 0; i < size; i += 16) {
     const F16 v = load_or(x + i, size - i, 0.0f);
-    uint32_t mask = mask_at_least(v, set1(least));
-    if (size - i < 16) mask &= (1u << (size - i)) - 1;
+    const uint32_t mask = mask_at_least(v, set1(least)) & mask_first(size - i);
     if (!mask) continue;
     compress_ids(work.ids + n, mask, static_cast<int32_t>(i));
     n += compress(work.values + n, mask, v);
