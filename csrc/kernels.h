@@ -31,6 +31,24 @@ struct PackedMatrix {
   Dtype dtype;
 };
 
+// Tensors as they lie in a checkpoint: rows of `row_bytes`, one after the other, in an element format of dequantize.cpp.
+struct PackSource {
+  const uint8_t* data;
+  const int32_t* row_order;  // logical row r lies at row_order[r]; null: at r
+  int64_t num_rows;
+  int64_t row_bytes;
+  int32_t format;
+};
+
+// Stacks the rows of the sources into one packed matrix, rounding to its dtype.
+struct PackArgs {
+  const PackSource* sources;
+  int64_t num_sources;
+  void* out;  // whole panels of 16 rows
+  int64_t in_features;
+  Dtype dtype;
+};
+
 struct EmbedArgs {
   const int32_t* token_ids;
   const PackedMatrix* table;
@@ -136,7 +154,7 @@ struct AttentionBatch {
   const int32_t* num_rows;
 };
 
-struct AttentionPlan;  // work of one step, made once for all layers; attention.cpp
+struct AttentionPlan;  // work of one step, cut once for all layers; attention_plan.h
 
 struct AttentionArgs {
   const float* q;
@@ -197,9 +215,10 @@ struct Kernels {
   void (*gather_rows)(const GatherArgs&, Pool&);
   void (*write_kv)(const WriteKVArgs&, Pool&);
   void (*copy_blocks)(const CopyBlocksArgs&, Pool&);
-  void (*plan_attention)(const AttentionBatch&, AttentionPlan&, Pool&);
   void (*paged_attention)(const AttentionArgs&, Pool&);
   void (*sample)(const SampleArgs&, Pool&);
+  void (*pack)(const PackArgs&, Pool&);
+  void (*dequantize)(const PackSource&, float* out, int64_t size);  // one row, on the caller
 };
 
 }  // namespace octavo

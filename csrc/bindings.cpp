@@ -1,0 +1,191 @@
+// The Python module octavo._native: programs, packing, the pool. Arrays come as addresses; native.py has checked them
+// and keeps them alive.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+
+#define OCTAVO_ISA portable
+#include "dequantize.h"
+#undef OCTAVO_ISA
+#include "isa.h"
+#include "kernels.h"
+#include "pool.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace octavo;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Dtype dtype_of(bool is_bf16) { return is_bf16 ? Dtype::bf16 : Dtype::f32; }
+
+void bind_structs(nb::module_& m) {
+  nb::class_<PackedMatrix>(m, "PackedMatrix")
+      .def("__init__", [](PackedMatrix* self, Address data, Address bias, int64_t out_features, int64_t in_features, bool bf16) {
+        new (self) PackedMatrix{at<void>(data), at<float>(bias), out_features, in_features, dtype_of(bf16)};
+      }, "data"_a, "bias"_a, "out_features"_a, "in_features"_a, "bf16"_a);
+  nb::class_<KVLayout>(m, "KVLayout")
+      .def("__init__", [](KVLayout* self, Address base, int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads,
+                          int32_t head_dim, bool bf16) {
+        int64_t head = static_cast<int64_t>(block_size) * head_dim * (bf16 ? 2 : 4);
+        new (self) KVLayout{at<char>(base), blocks * 2 * kv_heads * head, 2 * kv_heads * head, head, layers, blocks, block_size,
+                            kv_heads, head_dim, dtype_of(bf16)};
+      }, "base"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a)
+      .def_ro("block_bytes", &KVLayout::block_bytes);
+  nb::class_<AttentionBatch>(m, "AttentionBatch")
+      .def("__init__", [](AttentionBatch* self, Address query_starts, Address table_rows, Address block_tables, int64_t table_stride,
+                          Address positions, Address num_requests, Address num_rows) {
+        new (self) AttentionBatch{at<int32_t>(query_starts), at<int32_t>(table_rows), at<int32_t>(block_tables), table_stride,
+                                  at<int32_t>(positions), at<int32_t>(num_requests), at<int32_t>(num_rows)};
+      }, "query_starts"_a, "table_rows"_a, "block_tables"_a, "table_stride"_a, "positions"_a, "num_requests"_a, "num_rows"_a);
+  nb::class_<PackSource>(m, "PackSource")
+      .def("__init__", [](PackSource* self, Address data, Address row_order, int64_t num_rows, int64_t row_bytes, int32_t format) {
+        new (self) PackSource{at<uint8_t>(data), at<int32_t>(row_order), num_rows, row_bytes, format};
+      }, "data"_a, "row_order"_a, "num_rows"_a, "row_bytes"_a, "format"_a);
+}
+
+// Which thread ran each unit of a job.
+std::vector<int> claims(Pool& pool, int64_t num_units) {
+  std::vector<int> threads(num_units, -1);
+  pool.begin_step();
+  pool.run(num_units, [](void* context, int64_t unit, int thread) { static_cast<int*>(context)[unit] += thread + 1; }, threads.data());
+  pool.end_step();
+  return threads;
+}
+
+// Seconds that one job of an empty unit per thread takes, on average within a step.
+double fork_join_seconds(Pool& pool, int repeats) {
+  auto start = std::chrono::steady_clock::now();
+  pool.begin_step();
+  for (int i = 0; i < repeats; i++) pool.run(pool.num_threads(), [](void*, int64_t, int) {}, nullptr);
+  pool.end_step();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / repeats;
+}
+
+void bind_pool(nb::module_& m) {
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::init<int>(), "num_threads"_a)
+      .def_prop_ro("num_threads", &Pool::num_threads)
+      .def("claims", claims, "num_units"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("fork_join_seconds", fork_join_seconds, "repeats"_a, nb::call_guard<nb::gil_scoped_release>());
+}
+
+void pack(const Kernels& kernels, Pool& pool, const std::vector<PackSource>& sources, Address out, int64_t in_features, bool bf16) {
+  nb::gil_scoped_release released;
+  PackArgs args{sources.data(), static_cast<int64_t>(sources.size()), at<void>(out), in_features, dtype_of(bf16)};
+  pool.begin_step();
+  kernels.pack(args, pool);
+  pool.end_step();
+}
+
+void dequantize(const Kernels& kernels, const PackSource& source, Address out, int64_t size) { kernels.dequantize(source, at<float>(out), size); }
+
+std::vector<std::tuple<std::string, int, int>> formats() {
+  std::vector<std::tuple<std::string, int, int>> all;
+  for (const FormatInfo& f : kFormats) all.emplace_back(f.name, f.block_size, f.block_bytes);
+  return all;
+}
+
+void bind_kernels(nb::module_& m) {
+  nb::class_<Kernels>(m, "Kernels").def_ro("name", &Kernels::name);
+  m.def("available_isas", available_isas);
+  m.def("select_kernels", select_kernels, "name"_a, nb::rv_policy::reference);
+  m.def("formats", formats);
+  m.def("pack", pack, "kernels"_a, "pool"_a, "sources"_a, "out"_a, "in_features"_a, "bf16"_a);
+  m.def("dequantize", dequantize, "kernels"_a, "source"_a, "out"_a, "size"_a);
+}
+
+void embed(Program& p, Address token_ids, const PackedMatrix& table, Address out, int64_t out_stride, Address count) {
+  p.record(p.kernels().embed, {at<int32_t>(token_ids), &table, at<float>(out), out_stride, at<int32_t>(count)});
+}
+
+void linear(Program& p, Address x, int64_t x_stride, const PackedMatrix& weight, Address out, int64_t out_stride, Address count) {
+  p.record(p.kernels().linear, {at<void>(x), x_stride, &weight, at<float>(out), out_stride, at<int32_t>(count)});
+}
+
+void rms_norm(Program& p, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight, Address out,
+              int64_t out_stride, bool out_bf16, int64_t size, float eps, Address count) {
+  p.record(p.kernels().rms_norm, {at<float>(x), x_stride, at<float>(residual), residual_stride, at<float>(weight), at<void>(out),
+                                  out_stride, dtype_of(out_bf16), size, eps, at<int32_t>(count)});
+}
+
+void rotary(Program& p, Address x, int64_t x_stride, Address positions, Address cos, Address sin, int64_t half, int64_t num_heads,
+            int64_t head_dim, Address count) {
+  p.record(p.kernels().rotary, {at<float>(x), x_stride, at<int32_t>(positions), at<float>(cos), at<float>(sin), half, num_heads,
+                                head_dim, at<int32_t>(count)});
+}
+
+void gated_activation(Program& p, Address gate_up, int64_t stride, Address out, int64_t out_stride, bool out_bf16, int64_t size,
+                      int32_t kind, Address count) {
+  p.record(p.kernels().gated_activation,
+           {at<float>(gate_up), stride, at<void>(out), out_stride, dtype_of(out_bf16), size, kind, at<int32_t>(count)});
+}
+
+void gather_rows(Program& p, Address x, int64_t x_stride, Address indices, Address out, int64_t out_stride, int64_t size, Address count) {
+  p.record(p.kernels().gather_rows, {at<float>(x), x_stride, at<int32_t>(indices), at<float>(out), out_stride, size, at<int32_t>(count)});
+}
+
+void write_kv(Program& p, Address k, int64_t k_stride, Address v, int64_t v_stride, Address slots, const KVLayout& cache, int32_t layer,
+              Address count) {
+  p.record(p.kernels().write_kv,
+           {at<float>(k), k_stride, at<float>(v), v_stride, at<int32_t>(slots), &cache, layer, at<int32_t>(count)});
+}
+
+void copy_blocks(Program& p, const KVLayout& cache, Address sources, Address targets, Address count) {
+  p.record(p.kernels().copy_blocks, {&cache, at<int32_t>(sources), at<int32_t>(targets), at<int32_t>(count)});
+}
+
+void paged_attention(Program& p, Address q, int64_t q_stride, const AttentionBatch& batch, const KVLayout& cache, int32_t layer,
+                     Address out, int64_t out_stride, bool out_bf16, int32_t num_heads, float scale, int32_t window, float softcap,
+                     int32_t max_requests, int32_t max_rows) {
+  AttentionPlan* plan = p.plan_for(batch, {max_requests, max_rows, num_heads, cache.num_kv_heads, cache.head_dim, p.num_threads()});
+  p.record(p.kernels().paged_attention, {at<float>(q), q_stride, &batch, plan, &cache, layer, at<void>(out), out_stride,
+                                         dtype_of(out_bf16), num_heads, scale, window, softcap});
+}
+
+// Addresses and sizes in the order of SampleArgs; per-thread scratch comes from native.py.
+void sample(Program& p, Address logits, int64_t logits_stride, int64_t vocab, Address rows, Address history, int64_t history_stride,
+            Address bias_ids, Address bias_values, Address masks, int64_t mask_stride, Address scratch, int64_t scratch_stride,
+            Address token_ids, Address logprobs, Address ranks, Address top_ids, int64_t top_stride, Address top_logprobs, Address count) {
+  p.record(p.kernels().sample,
+           {at<float>(logits), logits_stride, vocab, at<SampleRow>(rows), at<int32_t>(history), history_stride, at<int32_t>(bias_ids),
+            at<float>(bias_values), at<uint32_t>(masks), mask_stride, at<float>(scratch), scratch_stride, at<int32_t>(token_ids),
+            at<float>(logprobs), at<int32_t>(ranks), at<int32_t>(top_ids), top_stride, at<float>(top_logprobs), at<int32_t>(count)});
+}
+
+void bind_program(nb::module_& m) {
+  nb::class_<Program>(m, "Program")
+      .def(nb::init<const Kernels&, Pool&>(), "kernels"_a, "pool"_a, nb::keep_alive<1, 3>())
+      .def("embed", embed)
+      .def("linear", linear)
+      .def("rms_norm", rms_norm)
+      .def("rotary", rotary)
+      .def("gated_activation", gated_activation)
+      .def("gather_rows", gather_rows)
+      .def("write_kv", write_kv)
+      .def("copy_blocks", copy_blocks)
+      .def("paged_attention", paged_attention)
+      .def("sample", sample)
+      .def("run", &Program::run, nb::call_guard<nb::gil_scoped_release>())
+      .def("__len__", &Program::size);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  bind_structs(m);
+  bind_pool(m);
+  bind_kernels(m);
+  bind_program(m);
+}

@@ -1,0 +1,152 @@
+// out = x @ weight.T + bias over the packed matrix of kernels.h.
+//
+// One tile routine serves any number of rows: each output has one accumulator, k ascends, nothing is split over k, and the
+// bias comes last. So a row's bits do not depend on how many rows there are or on the thread that computes it.
+#include "kernels.h"
+#include "packed.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// The register tile: rows x panels accumulators, the weights of a step along k, and one broadcast input.
+#if defined(__AVX512F__)
+constexpr int kRows = 8, kPanels = 2;  // 16 + 2 + 1 of 32 registers
+#elif defined(__AVX2__)
+constexpr int kRows = 6, kPanels = 1;  // 12 + 2 + 1 of 16
+#elif defined(__aarch64__)
+constexpr int kRows = 4, kPanels = 1;  // 16 + 4 + 4 of 32
+#else
+constexpr int kRows = 2, kPanels = 1;  // 8 + 4 + 4 of 16
+#endif
+constexpr int kGroupRows = 64;             // rows that a unit of work multiplies with the panels it holds
+constexpr int64_t kUnitBytes = 256 << 10;  // of weights per unit: they stay in the L2 cache while rows pass
+constexpr int64_t kUnitsPerThread = 8;
+
+// How one step along k reads x and the weights: pairs of bf16, or single floats.
+struct Bf16 {
+  using Element = uint16_t;
+  static constexpr int kStep = 2;
+  using Vector = B32;
+  OCTAVO_INLINE Vector weights(const uint16_t* p) { return load_pairs(p); }
+  OCTAVO_INLINE Vector input(const uint16_t* p) {
+    uint32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return set1_pair(pair);
+  }
+  OCTAVO_INLINE Vector last_input(const uint16_t* p) { return set1_pair(*p); }
+  OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return dot_pairs(acc, x, w); }
+};
+
+struct Float {
+  using Element = float;
+  static constexpr int kStep = 1;
+  using Vector = F16;
+  OCTAVO_INLINE Vector weights(const float* p) { return load(p); }
+  OCTAVO_INLINE Vector input(const float* p) { return set1(*p); }
+  OCTAVO_INLINE Vector last_input(const float* p) { return set1(*p); }
+  OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return fmadd(x, w, acc); }
+};
+
+// Where a tile's outputs go: `width` columns from `out` on, of which the last panel may be partly filled.
+struct Output {
+  float* out;
+  int64_t stride;
+  const float* bias;
+  int64_t width;
+};
+
+template <int ROWS, int PANELS>
+OCTAVO_INLINE void store_tile(const F16 (&acc)[ROWS][PANELS], const Output& o) {
+  for (int p = 0; p < PANELS; p++) {
+    int64_t start = p * kPanel;
+    int lanes = static_cast<int>(o.width - start < kPanel ? o.width - start : kPanel);
+    F16 bias = o.bias == nullptr ? zero() : load_first(o.bias + start, lanes);
+    for (int r = 0; r < ROWS; r++) {
+      F16 sum = o.bias == nullptr ? acc[r][p] : acc[r][p] + bias;
+      if (lanes == kPanel) store(o.out + r * o.stride + start, sum);
+      else store_first(o.out + r * o.stride + start, sum, lanes);
+    }
+  }
+}
+
+template <class P, int ROWS, int PANELS>
+static void multiply_tile(const typename P::Element* x, int64_t x_stride, const typename P::Element* w, int64_t panel_size, int64_t in,
+                          const Output& o) {
+  F16 acc[ROWS][PANELS];
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) acc[r][p] = zero();
+  int64_t k = 0;
+  for (; k + P::kStep <= in; k += P::kStep) {
+    typename P::Vector b[PANELS];
+    for (int p = 0; p < PANELS; p++) b[p] = P::weights(w + p * panel_size + k * kPanel);
+    for (int r = 0; r < ROWS; r++) {
+      typename P::Vector a = P::input(x + r * x_stride + k);
+      for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], a, b[p]);
+    }
+  }
+  if (k < in)  // an odd one out: its pair's second element is zero in the weights, and must be here
+    for (int p = 0; p < PANELS; p++)
+      for (int r = 0; r < ROWS; r++)
+        acc[r][p] = P::multiply(acc[r][p], P::last_input(x + r * x_stride + k), P::weights(w + p * panel_size + k * kPanel));
+  store_tile<ROWS, PANELS>(acc, o);
+}
+
+// The tile with as many rows as are left, at most kRows.
+template <class P, int PANELS, int ROWS = kRows>
+OCTAVO_INLINE void multiply_rows(int64_t rows, const typename P::Element* x, int64_t x_stride, const typename P::Element* w,
+                                 int64_t panel_size, int64_t in, const Output& o) {
+  if (rows >= ROWS) return multiply_tile<P, ROWS, PANELS>(x, x_stride, w, panel_size, in, o);
+  if constexpr (ROWS > 1) multiply_rows<P, PANELS, ROWS - 1>(rows, x, x_stride, w, panel_size, in, o);
+}
+
+template <class P>
+static void multiply_unit(const LinearArgs& a, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+  using Element = typename P::Element;
+  const PackedMatrix& m = *a.weight;
+  int64_t size = panel_size(m.in_features, m.dtype);
+  while (panel < last_panel) {
+    const Element* w = static_cast<const Element*>(m.data) + panel * size;
+    bool whole = last_panel - panel >= kPanels;
+    for (int64_t r = row; r < last_row; r += kRows) {
+      const Element* x = static_cast<const Element*>(a.x) + r * a.x_stride;
+      int64_t column = panel * kPanel;
+      Output o{a.out + r * a.out_stride + column, a.out_stride, m.bias ? m.bias + column : nullptr, m.out_features - column};
+      if (whole) multiply_rows<P, kPanels>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
+      else multiply_rows<P, 1>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
+    }
+    panel += whole ? kPanels : 1;
+  }
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Units are blocks of panels x groups of rows, the groups of one block one after the other: its weights are read once.
+template <class P>
+static void multiply(const LinearArgs& a, Pool& pool) {
+  const PackedMatrix& m = *a.weight;
+  int64_t rows = *a.count, panels = ceil_div(m.out_features, kPanel);
+  if (rows <= 0) return;
+  int64_t groups = ceil_div(rows, kGroupRows), group_rows = ceil_div(ceil_div(rows, groups), kRows) * kRows;
+  int64_t tile_bytes = kPanels * panel_size(m.in_features, m.dtype) * static_cast<int64_t>(sizeof(typename P::Element));
+  int64_t tiles = ceil_div(panels, kPanels);
+  int64_t tiles_per_unit = ceil_div(tiles * groups, kUnitsPerThread * pool.num_threads());
+  int64_t most = kUnitBytes / tile_bytes > 1 ? kUnitBytes / tile_bytes : 1;
+  int64_t block = (tiles_per_unit < most ? tiles_per_unit : most) * kPanels;
+  groups = ceil_div(rows, group_rows);
+  parallel_for(pool, ceil_div(panels, block) * groups, [&](int64_t unit, int) {
+    int64_t row = unit % groups * group_rows, panel = unit / groups * block;
+    int64_t last_row = row + group_rows < rows ? row + group_rows : rows;
+    multiply_unit<P>(a, row, last_row, panel, panel + block < panels ? panel + block : panels);
+  });
+}
+
+}  // namespace
+
+void linear(const LinearArgs& a, Pool& pool) {
+  if (a.weight->dtype == Dtype::bf16) multiply<Bf16>(a, pool);
+  else multiply<Float>(a, pool);
+}
+
+}  // namespace octavo::OCTAVO_ISA

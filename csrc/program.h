@@ -1,0 +1,55 @@
+// A step, recorded once: ops with their arguments by value. Running it is one call, whatever the step's shape.
+#pragma once
+#include <map>
+#include <variant>
+#include <vector>
+
+#include "attention_plan.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace octavo {
+
+class Program {
+ public:
+  Program(const Kernels& kernels, Pool& pool) : kernels_(kernels), pool_(pool) {}
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  template <class Args>
+  void record(void (*op)(const Args&, Pool&), const Args& args) {
+    nodes_.push_back(Node<Args>{op, args});
+  }
+
+  // The plan of a batch, one for all layers: its first use records the node that makes it anew in each step.
+  AttentionPlan* plan_for(const AttentionBatch& batch, const AttentionShape& shape);
+
+  void run();
+
+  const Kernels& kernels() const { return kernels_; }
+  int num_threads() const { return pool_.num_threads(); }
+  size_t size() const { return nodes_.size(); }
+
+ private:
+  template <class Args>
+  struct Node {
+    void (*op)(const Args&, Pool&);
+    Args args;
+    void operator()(Pool& pool) const { op(args, pool); }
+  };
+  struct PlanNode {
+    const AttentionBatch* batch;
+    AttentionPlan* plan;
+    void operator()(Pool&) const { cut_attention(*batch, *plan); }
+  };
+  using AnyNode = std::variant<Node<EmbedArgs>, Node<LinearArgs>, Node<NormArgs>, Node<RotaryArgs>, Node<GatedArgs>, Node<GatherArgs>,
+                               Node<WriteKVArgs>, Node<CopyBlocksArgs>, PlanNode, Node<AttentionArgs>, Node<SampleArgs>>;
+
+  const Kernels& kernels_;
+  Pool& pool_;
+  std::vector<AnyNode> nodes_;
+  std::map<const AttentionBatch*, AttentionPlan*> plans_;
+};
+
+}  // namespace octavo
