@@ -15,6 +15,7 @@ from octavo.engine.outputs import RequestOutput, refused, with_delta
 from octavo.engine.text_engine import Message, Prompt
 from octavo.errors import EngineClosedError, InvalidRequestError
 from octavo.request import SamplingParams
+from octavo.text.tokenizer import Tokenizer
 
 Report = Callable[[dict[str, Any]], None]
 """Hears of the engine's ``stats()`` after each step."""
@@ -105,10 +106,19 @@ class LLM(AbstractContextManager["LLM"]):
         """Requests running and waiting, preemptions, blocks, waste by kind; of this moment and since the start."""
         return self._open.engine.core.stats()
 
+    def check(self) -> None:
+        """Prove that no block is lost; AssertionError says where the books do not balance."""
+        self._open.engine.core.check()
+
     def describe(self) -> str:
         """Model, kernels and KV cache, for people."""
         built = self._open
         return f"{self.config.model.model} ({built.spec.architecture}, {built.dtype}) on {built.backend.name}\n{built.cache.describe()}"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, with ``encode`` and ``decode``."""
+        return self._open.engine.tokenizer
 
     @property
     def max_model_len(self) -> int:

@@ -1,0 +1,5 @@
+"""``python -m octavo``: the same as the command ``octavo``."""
+
+from octavo.cli import main
+
+main()

