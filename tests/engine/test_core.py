@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
 
-from helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore, Runner

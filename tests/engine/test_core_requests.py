@@ -32,9 +32,9 @@ def test_bad_prompts(prompt: list[int], message: str) -> None:
 
 
 def test_what_can_never_fit_names_the_numbers_and_the_way_out() -> None:
-    with pytest.raises(ContextLengthError, match="has 20 tokens, but max_model_len is 20 tokens.*shorten the prompt to 19 tokens"):
+    with pytest.raises(ContextLengthError, match=r"has 20 tokens, but max_model_len is 20 tokens.*shorten the prompt to 19 tokens"):
         make_request(0, [1] * 20, SamplingParams(max_tokens=1), LIMITS, 0.0)
-    with pytest.raises(ContextLengthError, match="15 prompt tokens and max_tokens=6 make 21.*lower max_tokens to 5"):
+    with pytest.raises(ContextLengthError, match=r"15 prompt tokens and max_tokens=6 make 21.*lower max_tokens to 5"):
         make_request(0, [1] * 15, SamplingParams(max_tokens=6), LIMITS, 0.0)
     with pytest.raises(ContextLengthError, match="the KV cache holds 8 tokens"):
         make_request(0, [1] * 5, SamplingParams(max_tokens=6), RequestLimits(100, 20, 8), 0.0)

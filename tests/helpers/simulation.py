@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
+from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
+
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
 from octavo.request import FinishReason, Request, RequestLimits, SamplingParams, make_request

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from helpers.simulation import Simulation
+from tests.helpers.simulation import Simulation
 
 MAX_MODEL_LEN = 40
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.simulation import Simulation
 
-from helpers.simulation import Simulation
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
 from octavo.errors import EngineError, MemoryConfigError
