@@ -1,0 +1,38 @@
+// Where a key and a value lie inside a block of the KV pool (KVLayout in kernels.h).
+//
+//   layer   [block][K of head 0, head 1, ... V of head 0, head 1, ...]
+//   bf16    K [head_dim/2][block_size][2]    V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
+//   f32     K [head_dim][block_size]         V [block_size][head_dim]
+#pragma once
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace octavo {
+
+// Keys of one head in a block; `values_of` lies num_kv_heads heads further.
+static inline char* keys_of(const KVLayout& kv, int64_t layer, int64_t block, int64_t head) {
+  return kv.base + layer * kv.layer_bytes + block * kv.block_bytes + head * kv.head_bytes;
+}
+static inline char* values_of(const KVLayout& kv, int64_t layer, int64_t block, int64_t head) {
+  return keys_of(kv, layer, block, kv.num_kv_heads + head);
+}
+
+// Element index, within a head, of dimension `i` of the key or value at offset `j` of its block.
+static inline int64_t key_index(const KVLayout& kv, int64_t j, int64_t i) {
+  return kv.dtype == Dtype::bf16 ? (i / 2 * kv.block_size + j) * 2 + i % 2 : i * kv.block_size + j;
+}
+static inline int64_t value_index(const KVLayout& kv, int64_t j, int64_t i) {
+  if (kv.dtype == Dtype::bf16 && kv.block_size > 1) return (j / 2 * kv.head_dim + i) * 2 + j % 2;
+  return j * kv.head_dim + i;
+}
+
+// For tests and inspection; not compiled per instruction set.
+
+// Copies one block to logical order, [block_size][num_kv_heads][head_dim] in the cache's dtype.
+void read_block(const KVLayout& kv, int32_t layer, int32_t block, void* keys, void* values);
+
+// Sets all slots of a block, in all layers, to one value.
+void fill_block(const KVLayout& kv, int32_t block, float value);
+
+}  // namespace octavo
