@@ -29,6 +29,27 @@ OCTAVO_INLINE void compress_ids(int32_t* p, uint32_t mask, const int32_t* ids) {
 
 #else
 
+#if defined(__AVX2__)
+
+OCTAVO_INLINE uint32_t join_masks(__m256 lo, __m256 hi) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(lo)) | static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
+}
+OCTAVO_INLINE uint32_t mask_greater(F16 a, F16 b) {
+  return join_masks(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
+}
+OCTAVO_INLINE uint32_t mask_at_least(F16 a, F16 b) {
+  return join_masks(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ));
+}
+OCTAVO_INLINE uint32_t mask_unordered(F16 a, F16 b) {
+  return join_masks(_mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q));
+}
+OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) {
+  return {_mm256_blendv_ps(otherwise.lo, then.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
+          _mm256_blendv_ps(otherwise.hi, then.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ))};
+}
+
+#else
+
 // The loops over an array are what compilers turn into vector code, where the machine has any.
 #define OCTAVO_MASK_OF(condition)                       \
   alignas(64) float x[16], y[16];                       \
@@ -50,6 +71,9 @@ OCTAVO_INLINE F16 greater(F16 a, F16 b, F16 then, F16 otherwise) {
   for (int i = 0; i < 16; i++) o[i] = x[i] > y[i] ? t[i] : o[i];
   return load(o);
 }
+
+#endif
+
 OCTAVO_INLINE F16 select_lanes(uint32_t mask, F16 a, F16 b) {
   alignas(64) float x[16], y[16];
   store(x, a);
