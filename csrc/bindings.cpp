@@ -6,12 +6,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <thread>
 
 #define OCTAVO_ISA portable
 #include "dequantize.h"
 #undef OCTAVO_ISA
 #include "isa.h"
 #include "kernels.h"
+#include "kv_layout.h"
 #include "pool.h"
 #include "program.h"
 
@@ -30,6 +32,13 @@ T* at(Address address) {
 
 Dtype dtype_of(bool is_bf16) { return is_bf16 ? Dtype::bf16 : Dtype::f32; }
 
+void read_layer(const KVLayout& kv, int32_t layer, Address keys, Address values) {
+  for (int32_t block = 0; block < kv.num_blocks; block++) {
+    int64_t offset = block * kv.block_bytes / 2;
+    read_block(kv, layer, block, at<char>(keys) + offset, at<char>(values) + offset);
+  }
+}
+
 void bind_structs(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def("__init__", [](PackedMatrix* self, Address data, Address bias, int64_t out_features, int64_t in_features, bool bf16) {
@@ -42,7 +51,8 @@ void bind_structs(nb::module_& m) {
         new (self) KVLayout{at<char>(base), blocks * 2 * kv_heads * head, 2 * kv_heads * head, head, layers, blocks, block_size,
                             kv_heads, head_dim, dtype_of(bf16)};
       }, "base"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a)
-      .def_ro("block_bytes", &KVLayout::block_bytes);
+      .def("read", read_layer)
+      .def("fill", fill_block);
   nb::class_<AttentionBatch>(m, "AttentionBatch")
       .def("__init__", [](AttentionBatch* self, Address query_starts, Address table_rows, Address block_tables, int64_t table_stride,
                           Address positions, Address num_requests, Address num_rows) {
@@ -64,11 +74,24 @@ std::vector<int> claims(Pool& pool, int64_t num_units) {
   return threads;
 }
 
-// Seconds that one job of an empty unit per thread takes, on average within a step.
+// Seconds of a job in which every thread takes part: each unit waits until all have begun. Averaged over a step.
 double fork_join_seconds(Pool& pool, int repeats) {
+  struct Meeting {
+    std::atomic<int> arrived{0};
+    int expected = 0;
+  } meeting;
+  auto meet = [](void* context, int64_t, int) {
+    Meeting& m = *static_cast<Meeting*>(context);
+    m.arrived.fetch_add(1);
+    for (int64_t spins = 0; m.arrived.load() < m.expected; spins++)
+      if (spins > 100000) std::this_thread::yield();
+  };
   auto start = std::chrono::steady_clock::now();
   pool.begin_step();
-  for (int i = 0; i < repeats; i++) pool.run(pool.num_threads(), [](void*, int64_t, int) {}, nullptr);
+  for (int i = 0; i < repeats; i++) {
+    meeting.expected += pool.num_threads();
+    pool.run(pool.num_threads(), meet, &meeting);
+  }
   pool.end_step();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / repeats;
 }
@@ -102,6 +125,7 @@ void bind_kernels(nb::module_& m) {
   m.def("available_isas", available_isas);
   m.def("select_kernels", select_kernels, "name"_a, nb::rv_policy::reference);
   m.def("formats", formats);
+  m.def("sample_row_bytes", [] { return sizeof(SampleRow); });
   m.def("pack", pack, "kernels"_a, "pool"_a, "sources"_a, "out"_a, "in_features"_a, "bf16"_a);
   m.def("dequantize", dequantize, "kernels"_a, "source"_a, "out"_a, "size"_a);
 }
