@@ -66,7 +66,8 @@ def dequantize(format: str, data: Bytes, num_elements: int) -> Floats:
     if data.size != num_bytes(format, num_elements):
         raise ValueError(f"{num_elements} {format} weights take {num_bytes(format, num_elements)} bytes, not {data.size}")
     blocks = data.reshape(-1, FORMATS[format][1])
-    return np.ascontiguousarray(_DECODERS[format](blocks), dtype=np.float32).reshape(num_elements)
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold infinite scales; that is no warning of ours
+        return np.ascontiguousarray(_DECODERS[format](blocks), dtype=np.float32).reshape(num_elements)
 
 
 def _half(column: Bytes) -> Floats:
