@@ -75,7 +75,7 @@ def write(name: str, path: Path, seed: int = 0, max_shard_size: str = "5GB", **c
 
 
 def write_tokenizer(path: Path) -> None:
-    """Add a byte-level tokenizer of 256 bytes and a few control tokens, in ids 0 to 259, to a directory."""
+    """Add a byte-level tokenizer of 256 bytes and three control tokens, in ids 0 to 258, to a directory."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
