@@ -1,0 +1,1 @@
+"""What a model is: its spec, its files, its weights, and the one decoder written over the kernels."""
