@@ -57,12 +57,16 @@ struct Output {
   int64_t width;
 };
 
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")  // so that accumulators stay in registers
+
 template <int ROWS, int PANELS>
 OCTAVO_INLINE void store_tile(const F16 (&acc)[ROWS][PANELS], const Output& o) {
+  OCTAVO_UNROLL
   for (int p = 0; p < PANELS; p++) {
     int64_t start = p * kPanel;
     int lanes = static_cast<int>(o.width - start < kPanel ? o.width - start : kPanel);
     F16 bias = o.bias == nullptr ? zero() : load_first(o.bias + start, lanes);
+    OCTAVO_UNROLL
     for (int r = 0; r < ROWS; r++) {
       F16 sum = o.bias == nullptr ? acc[r][p] : acc[r][p] + bias;
       if (lanes == kPanel) store(o.out + r * o.stride + start, sum);
@@ -72,33 +76,49 @@ OCTAVO_INLINE void store_tile(const F16 (&acc)[ROWS][PANELS], const Output& o) {
 }
 
 template <class P, int ROWS, int PANELS>
+OCTAVO_INLINE void multiply_step(F16 (&acc)[ROWS][PANELS], const typename P::Vector (&x)[ROWS], const typename P::Element* w,
+                                 int64_t panel_size) {
+  typename P::Vector b[PANELS];
+  OCTAVO_UNROLL
+  for (int p = 0; p < PANELS; p++) b[p] = P::weights(w + p * panel_size);
+  OCTAVO_UNROLL
+  for (int r = 0; r < ROWS; r++)
+    OCTAVO_UNROLL
+    for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], x[r], b[p]);
+}
+
+// AHEAD: the next tile's weights, which follow these, are asked for meanwhile.
+template <class P, int ROWS, int PANELS, bool AHEAD>
 static void multiply_tile(const typename P::Element* x, int64_t x_stride, const typename P::Element* w, int64_t panel_size, int64_t in,
                           const Output& o) {
   F16 acc[ROWS][PANELS];
+  typename P::Vector a[ROWS];
+  OCTAVO_UNROLL
   for (int r = 0; r < ROWS; r++)
+    OCTAVO_UNROLL
     for (int p = 0; p < PANELS; p++) acc[r][p] = zero();
   int64_t k = 0;
   for (; k + P::kStep <= in; k += P::kStep) {
-    typename P::Vector b[PANELS];
-    for (int p = 0; p < PANELS; p++) b[p] = P::weights(w + p * panel_size + k * kPanel);
-    for (int r = 0; r < ROWS; r++) {
-      typename P::Vector a = P::input(x + r * x_stride + k);
-      for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], a, b[p]);
-    }
+    if (AHEAD)
+      for (int p = 0; p < PANELS; p++) __builtin_prefetch(w + (PANELS * k + p * P::kStep) * kPanel + PANELS * panel_size, 0, 2);
+    OCTAVO_UNROLL
+    for (int r = 0; r < ROWS; r++) a[r] = P::input(x + r * x_stride + k);
+    multiply_step<P>(acc, a, w + k * kPanel, panel_size);
   }
-  if (k < in)  // an odd one out: its pair's second element is zero in the weights, and must be here
-    for (int p = 0; p < PANELS; p++)
-      for (int r = 0; r < ROWS; r++)
-        acc[r][p] = P::multiply(acc[r][p], P::last_input(x + r * x_stride + k), P::weights(w + p * panel_size + k * kPanel));
-  store_tile<ROWS, PANELS>(acc, o);
+  if (k < in) {  // an odd one out: its pair's second element is zero in the weights, and must be here
+    OCTAVO_UNROLL
+    for (int r = 0; r < ROWS; r++) a[r] = P::last_input(x + r * x_stride + k);
+    multiply_step<P>(acc, a, w + k * kPanel, panel_size);
+  }
+  store_tile(acc, o);
 }
 
 // The tile with as many rows as are left, at most kRows.
-template <class P, int PANELS, int ROWS = kRows>
+template <class P, int PANELS, bool AHEAD, int ROWS = kRows>
 OCTAVO_INLINE void multiply_rows(int64_t rows, const typename P::Element* x, int64_t x_stride, const typename P::Element* w,
                                  int64_t panel_size, int64_t in, const Output& o) {
-  if (rows >= ROWS) return multiply_tile<P, ROWS, PANELS>(x, x_stride, w, panel_size, in, o);
-  if constexpr (ROWS > 1) multiply_rows<P, PANELS, ROWS - 1>(rows, x, x_stride, w, panel_size, in, o);
+  if (rows >= ROWS) return multiply_tile<P, ROWS, PANELS, AHEAD>(x, x_stride, w, panel_size, in, o);
+  if constexpr (ROWS > 1) multiply_rows<P, PANELS, AHEAD, ROWS - 1>(rows, x, x_stride, w, panel_size, in, o);
 }
 
 template <class P>
@@ -113,8 +133,9 @@ static void multiply_unit(const LinearArgs& a, int64_t row, int64_t last_row, in
       const Element* x = static_cast<const Element*>(a.x) + r * a.x_stride;
       int64_t column = panel * kPanel;
       Output o{a.out + r * a.out_stride + column, a.out_stride, m.bias ? m.bias + column : nullptr, m.out_features - column};
-      if (whole) multiply_rows<P, kPanels>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
-      else multiply_rows<P, 1>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
+      if (whole && r == row) multiply_rows<P, kPanels, true>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
+      else if (whole) multiply_rows<P, kPanels, false>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
+      else multiply_rows<P, 1, false>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
     }
     panel += whole ? kPanels : 1;
   }
