@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <climits>
 #include <thread>
 
 #define OCTAVO_ISA portable
@@ -65,11 +66,14 @@ void bind_structs(nb::module_& m) {
       }, "data"_a, "row_order"_a, "num_rows"_a, "row_bytes"_a, "format"_a);
 }
 
-// Which thread ran each unit of a job.
+// Which thread ran each unit of a job; -1: none did, a number past the last thread's: more than one time.
 std::vector<int> claims(Pool& pool, int64_t num_units) {
   std::vector<int> threads(num_units, -1);
   pool.begin_step();
-  pool.run(num_units, [](void* context, int64_t unit, int thread) { static_cast<int*>(context)[unit] += thread + 1; }, threads.data());
+  pool.run(num_units, [](void* context, int64_t unit, int thread) {
+    int& owner = static_cast<int*>(context)[unit];
+    owner = owner < 0 ? thread : INT_MAX;
+  }, threads.data());
   pool.end_step();
   return threads;
 }

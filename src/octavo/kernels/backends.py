@@ -38,13 +38,16 @@ def native_problem() -> str | None:
 
 
 def describe(threads: int | None = None) -> dict[str, Any]:
-    """Facts for ``octavo doctor``: native {loaded, problem}, isa in use, isas available, threads."""
-    problem = native_problem()
-    facts: dict[str, Any] = {"native": problem is None, "problem": problem, "isa": None, "isas": [], "threads": 1}
-    if problem is None:
-        from octavo import _native
-        from octavo.kernels.native import NativeBackend
+    """Facts for ``octavo doctor``: native (loaded?), problem (with its fix), isa in use, isas available, threads."""
+    facts: dict[str, Any] = {"native": False, "problem": native_problem(), "isa": None, "isas": [], "threads": 1}
+    if facts["problem"] is not None:
+        return facts
+    from octavo import _native
+    from octavo.kernels.native import NativeBackend
 
+    facts.update(native=True, isas=_native.available_isas())
+    try:
         backend = NativeBackend(threads)
-        facts.update(isa=backend.isa, isas=_native.available_isas(), threads=backend.threads)
-    return facts
+    except ConfigError as error:
+        return facts | {"problem": str(error)}
+    return facts | {"isa": backend.isa, "threads": backend.threads}
