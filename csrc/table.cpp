@@ -19,24 +19,6 @@ void dequantize(const PackSource&, float*, int64_t);
 #define OCTAVO_STRING(x) #x
 #define OCTAVO_NAME(x) OCTAVO_STRING(x)
 
-#ifndef OCTAVO_HAS_elementwise
-#define embed nullptr
-#define rms_norm nullptr
-#define rotary nullptr
-#define gated_activation nullptr
-#define gather_rows nullptr
-#endif
-#ifndef OCTAVO_HAS_kv_cache
-#define write_kv nullptr
-#define copy_blocks nullptr
-#endif
-#ifndef OCTAVO_HAS_attention
-#define paged_attention nullptr
-#endif
-#ifndef OCTAVO_HAS_sample
-#define sample nullptr
-#endif
-
 extern const Kernels kernels;
 const Kernels kernels = {
     OCTAVO_NAME(OCTAVO_ISA), embed,       linear,          rms_norm, rotary, gated_activation, gather_rows,
