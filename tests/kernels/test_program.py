@@ -96,7 +96,10 @@ class Layer:
 
 @pytest.mark.parametrize("isa", isas())
 def test_a_recorded_layer_follows_the_reference(isa: str) -> None:
-    """Prefill of two requests, then both decode while a third begins; nothing is kept alive but the program. The tolerance: 200 roundings of the largest logit."""
+    """Prefill of two requests, then both decode while a third begins. Nothing but the program keeps the arrays alive.
+
+    The tolerance is 200 roundings of the largest logit.
+    """
     ours, definition = Layer(native(isa, 2), "float32"), Layer(ReferenceBackend("float64"), "float64")
     gc.collect()
     steps = [([(0, 0, 5), (2, 0, 4)], list(range(9))), ([(0, 5, 1), (2, 4, 1), (1, 0, 7)], list(range(20, 29))), ([(1, 7, 1)], [3])]
