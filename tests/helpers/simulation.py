@@ -109,6 +109,7 @@ class Simulation:
         assert len(running) <= self.max_num_seqs
         if running and preempted:
             assert max(map(rank, running)) < min(map(rank, preempted))
+        assert all(self.blocks.num_held(request.id) == 0 for request in preempted[1:]), "a head was kept while a better one was touched"
 
     def _check_admissions(self, plan: StepPlan, waiting: list[Request]) -> None:
         rank = POLICIES[self.policy]

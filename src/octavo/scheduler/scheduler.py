@@ -43,8 +43,6 @@ class Scheduler:
         self._running = RequestQueue(policy)
         self._preempted = RequestQueue(policy)
         self._released: list[int] = []
-        self._admission_held = False
-        """Set by a preemption, until a request ends or a preempted one resumes."""
         self._step = 0
 
     @property
@@ -63,6 +61,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a new request."""
         assert request.id not in self._requests, f"request {request.id} was added before"
+        assert request.prompt_len + request.max_tokens <= self.max_model_len, f"request {request.id} may never fit"
         self._requests[request.id] = request
         self._waiting.add(request)
 
@@ -84,7 +83,7 @@ class Scheduler:
         """Decide the next step and reserve its blocks. None if there is nothing to do."""
         budget = StepBudget(self.config.max_num_batched_tokens)
         self._continue_running(budget)
-        if not budget.preempted:
+        if not budget.preempted:  # no block is left then, until a request ends
             self._resume_preempted(budget)
             self._admit_waiting(budget, now)
         plan = budget.plan(self._step, self._released)
@@ -158,26 +157,20 @@ class Scheduler:
             add(request, num_tokens, new_blocks)
 
     def _resume_preempted(self, budget: StepBudget) -> None:
-        """In order of rank; the first always fits if nothing runs, as those behind it give up what they kept."""
+        """In order of rank. If nothing runs the first one fits, as it alone still holds blocks; see ``_make_room``."""
         while self._preempted and self._can_take_one(budget):
             request = self._preempted.requests[0]
-            alone = not self._running
-            if not alone and self.blocks.num_missing(request.id, len(request.token_ids)) > self.blocks.num_free:
+            if self.blocks.num_missing(request.id, len(request.token_ids)) > self.blocks.num_free:
                 return
-            num_tokens = min(len(request.token_ids) - request.num_computed, budget.num_tokens_left)
-            missing = self.blocks.num_missing(request.id, request.num_computed + num_tokens) - self.blocks.num_free
-            if missing > 0:
-                self._reclaim_heads(request, missing, budget)
             self._preempted.remove(request)
-            self._admission_held = False
-            self._start(request, num_tokens, budget)
+            self._start(request, budget)
 
     def _admit_waiting(self, budget: StepBudget, now: float) -> None:
         passing = Passing(self.config.max_passed_over)
         index = 0
         while index < len(self._waiting) and self._can_take_one(budget) and passing.allowed:
             request = self._waiting.requests[index]
-            if self._admission_held or not self._ranks_before_preempted(request):
+            if not self._ranks_before_preempted(request):
                 return
             if self.blocks.num_missing(request.id, len(request.token_ids)) > self.blocks.num_free:
                 passing.skip(request)
@@ -186,7 +179,7 @@ class Scheduler:
             passing.admitted()
             self._waiting.remove(request)
             request.admitted_time = now
-            self._start(request, min(len(request.token_ids), budget.num_tokens_left), budget)
+            self._start(request, budget)
 
     def _can_take_one(self, budget: StepBudget) -> bool:
         return budget.num_tokens_left > 0 and len(self._running) < self.config.max_num_seqs
@@ -197,7 +190,8 @@ class Scheduler:
         policy = self._preempted.policy
         return policy(request) < policy(self._preempted.requests[0])
 
-    def _start(self, request: Request, num_tokens: int, budget: StepBudget) -> None:
+    def _start(self, request: Request, budget: StepBudget) -> None:
+        num_tokens = min(len(request.token_ids) - request.num_computed, budget.num_tokens_left)
         new_blocks = self.blocks.reserve(request.id, request.num_computed + num_tokens)
         assert new_blocks is not None, f"request {request.id} was found to fit but does not"
         self._running.add(request)
@@ -210,6 +204,9 @@ class Scheduler:
 
         First the heads that preempted requests keep, newest first, then running requests that rank behind it, last
         first. If even one token has no room, nobody ranks behind it: it steps back itself, with its blocks.
+
+            rank     first ............ request | ........ last running | first preempted ... last
+            blocks   not touched                | taken next <--------- | taken first <---- all gone already
         """
         blocks, end = self.blocks, request.num_computed + num_tokens
         missing = blocks.num_missing(request.id, end) - blocks.num_free
@@ -232,7 +229,6 @@ class Scheduler:
         self._running.remove(victim)
         self._preempted.add(victim)
         self._released.append(victim.id)
-        self._admission_held = True
         victim.num_preemptions += 1
         return self._give_up_tail(victim, by, missing, budget, was_running=True)
 
@@ -242,7 +238,7 @@ class Scheduler:
         for other in reversed(self._preempted.requests):
             if freed >= missing:
                 break
-            if other is not by and self.blocks.num_owned_alone(other.id):
+            if self.blocks.num_owned_alone(other.id):
                 freed += self._give_up_tail(other, by, missing - freed, budget, was_running=False)
         return freed
 
@@ -265,7 +261,7 @@ class Scheduler:
             request.first_token_time = now
         if token in request.stop_ids and num_output >= request.params.min_tokens:
             reason, stop_reason = FinishReason.STOP, token if token in request.params.stop_token_ids else None
-        elif num_output >= request.max_tokens or len(known) >= self.max_model_len:
+        elif num_output >= request.max_tokens:
             reason, stop_reason = FinishReason.LENGTH, None
         else:
             return None, None
@@ -283,4 +279,3 @@ class Scheduler:
             self._waiting.remove(request)
         self.blocks.release(request.id)
         del self._requests[request.id]
-        self._admission_held = False
