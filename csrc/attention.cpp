@@ -22,28 +22,33 @@ struct Source {
   const int32_t* table;
   int64_t layer, head;
   int64_t padded_dim;
-  T* copy;  // [kTile] keys, then as many values, in the layout of a block of kTile keys; only where `direct` is false
-  bool direct;  // halves of 16 keys can be read where they lie
+  T* copy;  // [kTile] keys, then as many values, in the layout of a block of kTile keys
+  int block_bits = __builtin_ctz(static_cast<unsigned>(kv->block_size));
+  bool direct = kv->block_size >= kHalf && padded_dim == kv->head_dim;  // halves of 16 keys are read where they lie
 
   static constexpr int kDepth = Product<T>::kDepth;
 
   OCTAVO_MEMBER const T* keys(int64_t position) const {
-    return reinterpret_cast<const T*>(keys_of(*kv, layer, table[position / kv->block_size], head));
+    return reinterpret_cast<const T*>(keys_of(*kv, layer, table[position >> block_bits], head));
   }
   OCTAVO_MEMBER const T* values(int64_t position) const {
-    return reinterpret_cast<const T*>(values_of(*kv, layer, table[position / kv->block_size], head));
+    return reinterpret_cast<const T*>(values_of(*kv, layer, table[position >> block_bits], head));
+  }
+  OCTAVO_MEMBER int64_t offset(int64_t position) const { return position & (kv->block_size - 1); }
+
+  // The tile that starts at `start` and the one after it, of which some row sees the keys of these ranges: no other block is looked up.
+  OCTAVO_MEMBER TilePair<T> tiles(int64_t start, Range seen, Range seen_ahead) const {
+    Tile<T> now = direct ? in_place(start, seen) : gathered(start, seen);
+    return {now, direct && !seen_ahead.empty() ? in_place(start + kTile, seen_ahead) : now};
   }
 
-  // The tile that starts at `start`, of which keys [lo, hi) are seen by some row: no other block is looked up.
-  OCTAVO_MEMBER Tile<T> tile(int64_t start, int lo, int hi) const { return direct ? in_place(start, lo, hi) : gathered(start, lo, hi); }
-
-  OCTAVO_MEMBER Tile<T> in_place(int64_t start, int lo, int hi) const {
-    int first = lo / kHalf, last = (hi - 1) / kHalf;
+  OCTAVO_MEMBER Tile<T> in_place(int64_t start, Range seen) const {
+    int first = seen.lo / kHalf, last = (seen.hi - 1) / kHalf;
     Tile<T> t{{}, {}, int64_t{kv->block_size} * kDepth, padded_dim * kDepth};
     for (int half = first; half <= last; half++) {
-      int64_t position = start + half * kHalf, offset = position % kv->block_size;
-      t.k[half] = keys(position) + offset * kDepth;
-      t.v[half] = values(position) + offset * padded_dim;
+      int64_t position = start + half * kHalf;
+      t.k[half] = keys(position) + offset(position) * kDepth;
+      t.v[half] = values(position) + offset(position) * padded_dim;
     }
     if (first == last) {  // nobody sees the other half, so any memory will do
       t.k[1 - first] = t.k[first];
@@ -52,42 +57,31 @@ struct Source {
     return t;
   }
 
-  Tile<T> gathered(int64_t start, int lo, int hi) const {
+  Tile<T> gathered(int64_t start, Range seen) const {
     int64_t span = least(kv->block_size, kTile);
     T* v = copy + kTile * padded_dim;
-    for (int64_t j = lo / span * span; j < hi; j += span) {
-      int64_t offset = (start + j) % kv->block_size;
-      copy_keys(keys(start + j), offset, span, copy + j * kDepth);
-      copy_values(values(start + j), offset, span, j, v);
+    for (int64_t j = seen.lo / span * span; j < seen.hi; j += span) {
+      copy_keys(keys(start + j), offset(start + j), span, copy + j * kDepth);
+      copy_values(values(start + j), offset(start + j), span, j, v);
     }
     return {{copy, copy + kHalf * kDepth}, {v, v + kHalf * padded_dim}, kTile * kDepth, padded_dim * kDepth};
   }
 
-  OCTAVO_MEMBER void copy_keys(const T* block, int64_t offset, int64_t count, T* out) const {
+  OCTAVO_MEMBER void copy_keys(const T* block, int64_t from, int64_t count, T* out) const {
     int64_t stride = int64_t{kv->block_size} * kDepth;
-    const T* in = block + offset * kDepth;
+    const T* in = block + from * kDepth;
     for (int64_t i = 0; i < kv->head_dim; i += kDepth, in += stride, out += kTile * kDepth)
       for (int64_t j = 0; j < count * kDepth; j++) out[j] = in[j];
   }
 
-  OCTAVO_MEMBER void copy_values(const T* block, int64_t offset, int64_t count, int64_t j, T* v) const {
+  OCTAVO_MEMBER void copy_values(const T* block, int64_t from, int64_t count, int64_t j, T* v) const {
     int64_t dim = kv->head_dim;
     if (kDepth == 2 && count == 1) {
       for (int64_t i = 0; i < dim; i++) v[(j / 2 * padded_dim + i) * 2 + j % 2] = block[i];
       return;
     }
     for (int64_t s = 0; s < count; s += kDepth)
-      std::memcpy(v + (j + s) * padded_dim, block + (offset + s) * dim, static_cast<size_t>(dim * kDepth) * sizeof(T));
-  }
-
-  // Asks for a tile that will be read soon.
-  OCTAVO_MEMBER void prefetch(int64_t start, int lo, int hi) const {
-    if (!direct) return;
-    Tile<T> t = in_place(start, lo, hi);
-    for (int half = 0; half < 2; half++) {
-      for (int64_t i = 0; i < kv->head_dim / kDepth; i++) __builtin_prefetch(t.k[half] + i * t.k_stride);
-      for (int64_t i = 0; i < kHalf * padded_dim; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(t.v[half] + i);
-    }
+      std::memcpy(v + (j + s) * padded_dim, block + (from + s) * dim, static_cast<size_t>(dim * kDepth) * sizeof(T));
   }
 };
 
@@ -103,64 +97,66 @@ struct Rows {
   Range seen(int64_t row, int64_t start) const {
     return {static_cast<int>(least(most(first_key(row) - start, 0), kTile)), static_cast<int>(most(least(positions[row] + 1 - start, kTile), 0))};
   }
+  // Keys of a tile that any row may see.
+  Range bounds(int64_t start) const {
+    return {static_cast<int>(most(first_key(0) - start, 0)), static_cast<int>(least(positions[count - 1] + 1 - start, kTile))};
+  }
   bool all_see(int64_t start) const { return positions[0] >= start + kTile - 1 && first_key(count - 1) <= start; }
 };
 
-constexpr int kPrefetchRows = 16;  // with more, a tile's products take longer than its reading
+// A tile's first rows fetch the next one for all.
+template <class T, bool kFull>
+OCTAVO_INLINE void attend_some(const Rows<T>& rows, int row, int64_t n, const TilePair<T>& tiles, const Range* seen, float* states) {
+  if (row == 0) attend_tile<T, kFull, true>(rows.set, row, static_cast<int>(n), tiles, seen, states);
+  else attend_tile<T, kFull, false>(rows.set, row, static_cast<int>(n), tiles, seen, states);
+}
 
 // Passes the rows' states through tiles [begin, end), ascending. The states are the caller's: they come in and go on.
 template <class T>
 void attend(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t end, float* states) {
   Range seen[kMaxUnitRows];
-  auto bounds = [&](int64_t start) {
-    return Range{static_cast<int>(most(rows.first_key(0) - start, 0)), static_cast<int>(least(rows.positions[rows.count - 1] + 1 - start, kTile))};
-  };
   for (int64_t t = begin; t < end; t++) {
     int64_t start = t * kTile;
-    Range range = bounds(start);
-    Tile<T> tile = source.tile(start, range.lo, range.hi);
-    if (t + 1 < end && rows.count <= kPrefetchRows) source.prefetch(start + kTile, 0, bounds(start + kTile).hi);
+    TilePair<T> tiles = source.tiles(start, rows.bounds(start), rows.bounds(start + kTile));
     if (rows.all_see(start)) {
-      for (int r = 0; r < rows.count; r += kScoreRows)
-        attend_tile<T, true>(rows.set, r, static_cast<int>(least(kScoreRows, rows.count - r)), tile, nullptr, states);
+      for (int r = 0; r < rows.count; r += kScoreRows) attend_some<T, true>(rows, r, least(kScoreRows, rows.count - r), tiles, nullptr, states);
       continue;
     }
     for (int r = 0; r < rows.count; r++) seen[r] = rows.seen(r, start);
     for (int r = 0, n; r < rows.count; r += n) {
       n = 1;
       if (seen[r].empty()) continue;
-      while (n < kScoreRows && r + n < rows.count && !seen[r + n].empty() && seen[r + n].full() == seen[r].full()) n++;
-      if (seen[r].full()) attend_tile<T, true>(rows.set, r, n, tile, nullptr, states);
-      else attend_tile<T, false>(rows.set, r, n, tile, seen + r, states);
+      while ((r + n) % kScoreRows && r + n < rows.count && !seen[r + n].empty() && seen[r + n].full() == seen[r].full()) n++;
+      if (seen[r].full()) attend_some<T, true>(rows, r, n, tiles, nullptr, states);
+      else attend_some<T, false>(rows, r, n, tiles, seen + r, states);
     }
   }
 }
 
+StateLayout layout_of(int64_t head_dim, int64_t rows) {
+  return {state_maxima_floats(rows), state_row_floats(head_dim), state_row_floats(head_dim) - 16};
+}
+
 void clear_states(const StateLayout& layout, int count, float* states) {
-  for (int64_t i = 0; i < count * layout.size; i += 16) store(states + i, zero());
-  for (int r = 0; r < count; r++) states[r * layout.size + layout.max] = -__builtin_inff();
+  for (int64_t i = 0; i < layout.rows; i += 16) store(states + i, set1(-__builtin_inff()));
+  for (int64_t i = 0; i < count * layout.size; i += 16) store(states + layout.rows + i, zero());
 }
 
 // total = merge(total, chunk) for each row; a state without keys changes nothing, and is changed into the other.
 void merge_states(const StateLayout& layout, int count, float* totals, const float* chunks) {
   for (int r = 0; r < count; r++) {
-    float* total = totals + r * layout.size;
-    const float* chunk = chunks + r * layout.size;
-    if (chunk[layout.max] == -__builtin_inff()) continue;
-    if (total[layout.max] == -__builtin_inff()) {
+    float* total = totals + layout.rows + r * layout.size;
+    const float* chunk = chunks + layout.rows + r * layout.size;
+    float before = totals[r], other = chunks[r], m = before > other ? before : other;
+    if (other == -__builtin_inff()) continue;
+    totals[r] = m;
+    if (before == -__builtin_inff()) {
       for (int64_t i = 0; i < layout.size; i += 16) store(total + i, load(chunk + i));
       continue;
     }
-    float m = total[layout.max] > chunk[layout.max] ? total[layout.max] : chunk[layout.max];
-    F16 a = exp(set1(total[layout.max] - m)), b = exp(set1(chunk[layout.max] - m));
-    for (int64_t i = 0; i < layout.max; i += 16) store(total + i, fmadd(load(chunk + i), b, load(total + i) * a));
-    total[layout.max] = m;
+    F16 a = exp(set1(before - m)), b = exp(set1(other - m));
+    for (int64_t i = 0; i < layout.size; i += 16) store(total + i, fmadd(load(chunk + i), b, load(total + i) * a));
   }
-}
-
-StateLayout layout_of(int64_t head_dim) {
-  int64_t size = state_size(head_dim);
-  return {size, size - 32, size - 16};
 }
 
 // Where the row r of a row block is found: its token's row in the arrays and its query head.
@@ -176,9 +172,9 @@ struct RowPlace {
 void write_output(const RowPlace& place, const float* states) {
   const AttentionArgs& a = place.a;
   int64_t dim = a.cache->head_dim;
-  StateLayout layout = layout_of(dim);
+  StateLayout layout = layout_of(dim, place.block.num_rows);
   for (int r = 0; r < place.block.num_rows; r++) {
-    const float* state = states + r * layout.size;
+    const float* state = states + layout.rows + r * layout.size;
     F16 sum = set1(reduce_add(load(state + layout.sum)));
     int64_t at = place.token(r) * a.out_stride + place.column(r);
     for (int64_t i = 0; i < dim; i += 16) {
@@ -195,11 +191,17 @@ void write_output(const RowPlace& place, const float* states) {
   }
 }
 
-OCTAVO_INLINE void round_query(const float* q, int64_t dim, float* out) { std::memcpy(out, q, static_cast<size_t>(dim) * sizeof(float)); }
-OCTAVO_INLINE void round_query(const float* q, int64_t dim, uint16_t* out) {
-  int64_t i = 0;
-  for (; i + 16 <= dim; i += 16) store_bf16(out + i, load(q + i));
-  for (; i < dim; i++) out[i] = float_to_bf16(q[i]);
+// A query as an input of products, in steps that lie kScoreRows apart (RowSet).
+OCTAVO_INLINE void place_query(const float* q, int64_t dim, float* out) {
+  for (int64_t i = 0; i < dim; i++) out[i * kScoreRows] = q[i];
+}
+OCTAVO_INLINE void place_query(const float* q, int64_t dim, uint16_t* out) {
+  alignas(64) uint16_t rounded[16];
+  for (int64_t i = 0; i < dim; i += 16) {
+    int n = static_cast<int>(least(dim - i, 16));
+    store_bf16(rounded, load_first(q + i, n));
+    for (int j = 0; j < n; j += 2) std::memcpy(out + (i + j) * kScoreRows, rounded + j, 2 * sizeof(uint16_t));
+  }
 }
 
 // A thread's memory for one unit.
@@ -212,9 +214,9 @@ struct Scratch {
   float* chunk;
 
   Scratch(Pool& pool, int thread, const AttentionPlan& plan, int64_t padded_dim) {
-    int64_t sizes[] = {round_up(plan.unit_rows * padded_dim * sizeof(T)), round_up(kScoreRows * kTile * sizeof(T)),
-                       round_up(2 * kTile * padded_dim * sizeof(T)), round_up(plan.unit_rows * plan.state_size * sizeof(float)),
-                       round_up(plan.unit_rows * plan.state_size * sizeof(float))};
+    int64_t states = state_floats(padded_dim, plan.unit_rows);
+    int64_t sizes[] = {round_up((plan.unit_rows + kScoreRows) * padded_dim * sizeof(T)), round_up(kScoreRows * kTile * sizeof(T)),
+                       round_up(2 * kTile * padded_dim * sizeof(T)), round_up(states * sizeof(float)), round_up(states * sizeof(float))};
     int64_t bytes = 0;
     for (int64_t size : sizes) bytes += size;
     char* at = static_cast<char*>(pool.scratch(thread, bytes));
@@ -232,10 +234,11 @@ template <class T>
 Rows<T> make_rows(const RowPlace& place, const Scratch<T>& scratch, int64_t padded_dim) {
   const AttentionArgs& a = place.a;
   int64_t dim = a.cache->head_dim;
-  Rows<T> rows{{scratch.q, dim, padded_dim / 16, a.scale, a.softcap, layout_of(dim), scratch.p}, place.block.num_rows, a.window, {}};
+  Rows<T> rows{{scratch.q, dim, padded_dim / 16, a.scale, a.softcap, layout_of(dim, place.block.num_rows), scratch.p}, place.block.num_rows, a.window, {}};
   for (int r = 0; r < rows.count; r++) {
     rows.positions[r] = a.batch->positions[place.token(r)];
-    round_query(a.q + place.token(r) * a.q_stride + place.column(r), dim, scratch.q + r * dim);
+    T* first_of_group = scratch.q + r / kScoreRows * kScoreRows * dim;
+    place_query(a.q + place.token(r) * a.q_stride + place.column(r), dim, first_of_group + r % kScoreRows * Product<T>::kDepth);
   }
   return rows;
 }
@@ -249,18 +252,18 @@ void run_unit(const AttentionArgs& a, Pool& pool, const AttentionUnit& unit, int
   Scratch<T> scratch(pool, thread, plan, padded_dim);
   Rows<T> rows = make_rows(place, scratch, padded_dim);
   const int32_t* table = a.batch->block_tables + a.batch->table_rows[unit.rows.request] * a.batch->table_stride;
-  bool direct = a.cache->block_size >= kHalf && padded_dim == a.cache->head_dim;
-  Source<T> source{a.cache, table, a.layer, kv_head, padded_dim, scratch.tile, direct};
+  Source<T> source{a.cache, table, a.layer, kv_head, padded_dim, scratch.tile};
 
   const StateLayout& layout = rows.set.layout;
-  float* kept = unit.first_state < 0 ? nullptr : plan.states + (kv_head * plan.max_states + unit.first_state) * plan.state_size;
+  float* kept = unit.states < 0 ? nullptr : plan.states + kv_head * plan.states_stride + unit.states;
+  int64_t size = state_floats(a.cache->head_dim, rows.count);
   bool totals = unit.chunk_begin == 0;  // later units of a divided row block keep single chunks
   float* total = kept && totals ? kept : scratch.total;
   bool started = false;
   for (int64_t c = unit.chunk_begin; c < unit.chunk_end; c++) {
     int64_t begin = most(c * (kChunk / kTile), rows.first_key(0) / kTile);
     int64_t end = least((c + 1) * (kChunk / kTile), rows.positions[rows.count - 1] / kTile + 1);
-    float* states = !totals ? kept + (c - unit.chunk_begin) * unit.rows.num_rows * plan.state_size : started ? scratch.chunk : total;
+    float* states = !totals ? kept + (c - unit.chunk_begin) * size : started ? scratch.chunk : total;
     if (totals && begin >= end) continue;
     clear_states(layout, rows.count, states);
     attend(rows, source, begin, end, states);
@@ -272,10 +275,10 @@ void run_unit(const AttentionArgs& a, Pool& pool, const AttentionUnit& unit, int
 }
 
 void run_merge(const AttentionArgs& a, const AttentionMerge& merge, int64_t kv_head) {
-  const AttentionPlan& plan = *a.plan;
-  float* total = plan.states + (kv_head * plan.max_states + merge.first_state) * plan.state_size;
+  int64_t dim = a.cache->head_dim, size = state_floats(dim, merge.rows.num_rows);
+  float* total = a.plan->states + kv_head * a.plan->states_stride + merge.states;
   for (int64_t i = 1; i < merge.num_states; i++)
-    merge_states(layout_of(a.cache->head_dim), merge.rows.num_rows, total, total + i * merge.rows.num_rows * plan.state_size);
+    merge_states(layout_of(dim, merge.rows.num_rows), merge.rows.num_rows, total, total + i * size);
   write_output({a, merge.rows, kv_head}, total);
 }
 

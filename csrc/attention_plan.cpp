@@ -8,7 +8,7 @@ namespace octavo {
 namespace {
 
 constexpr int kUnitsPerThread = 4;      // enough to even out, few enough to keep row blocks whole
-constexpr int kStatesPerThread = 1024;  // bounds the workspace, whatever the context
+constexpr int kStatesPerThread = 1024;  // rows' states: bounds the workspace, whatever the context
 constexpr int kStateFloats = 4096;      // output floats of a full row block: its states stay in the first-level cache
 constexpr int kKeyCost = 4;             // reading a key costs as much as multiplying it with this many rows
 
@@ -23,11 +23,14 @@ int32_t count_units(const AttentionShape& s) {
   return 2 * blocks + kUnitsPerThread * s.num_threads;  // dividing at most doubles the blocks and adds the threads' share
 }
 
-int32_t count_states(const AttentionShape& s) { return s.num_threads > 1 ? ceil_div(int64_t{s.num_threads} * kStatesPerThread, s.num_kv_heads) : 0; }
-
-int64_t state_bytes(const AttentionShape& s) {
-  return int64_t{s.num_kv_heads} * count_states(s) * state_size(s.head_dim) * static_cast<int64_t>(sizeof(float));
+// Floats of one KV head's workspace.
+int64_t states_stride(const AttentionShape& s) {
+  if (s.num_threads == 1) return 0;
+  int64_t states = ceil_div(int64_t{s.num_threads} * kStatesPerThread, s.num_kv_heads);
+  return states * state_floats(s.head_dim, rows_per_unit(s)) / rows_per_unit(s) / 16 * 16;
 }
+
+int64_t workspace_bytes(const AttentionShape& s) { return s.num_kv_heads * states_stride(s) * static_cast<int64_t>(sizeof(float)); }
 
 // Divides row blocks that cost more than a fair share into ranges of chunks.
 class Cutter {
@@ -35,7 +38,8 @@ class Cutter {
   Cutter(const AttentionBatch& batch, AttentionPlan& plan) : batch_(batch), plan_(plan) {}
 
   void run() {
-    plan_.num_units = plan_.num_merges = plan_.num_states = 0;
+    plan_.num_units = plan_.num_merges = 0;
+    plan_.states_used = 0;
     int64_t total = 0;
     each_block([&](const RowBlock& rows) { total += cost(rows, num_chunks(rows)); });
     share_ = total / (int64_t{kUnitsPerThread} * plan_.shape.num_threads) * plan_.shape.num_kv_heads + 1;
@@ -66,23 +70,23 @@ class Cutter {
   void add(const RowBlock& rows) {
     int32_t chunks = num_chunks(rows);
     int32_t parts = plan_.shape.num_threads > 1 ? std::min(chunks, ceil_div(cost(rows, chunks), share_)) : 1;
-    int32_t room = (plan_.max_states - plan_.num_states) / rows.num_rows - 1;  // chunk states besides the total
+    int64_t size = state_floats(plan_.shape.head_dim, rows.num_rows);
+    int64_t room = (plan_.states_stride - plan_.states_used) / size - 1;  // for states of chunks, besides the total's
     if (parts <= 1 || room < 1) {
       push(rows, 0, chunks, -1);
       return;
     }
-    int32_t length = ceil_div(chunks, parts);
-    int32_t first = std::max(length, chunks - room);
-    int32_t state = plan_.num_states;
-    push(rows, 0, first, state);
-    for (int32_t c = first; c < chunks; c += length) push(rows, c, std::min(c + length, chunks), state + (1 + c - first) * rows.num_rows);
-    plan_.merges[plan_.num_merges++] = {rows, state, 1 + chunks - first};
-    plan_.num_states += (1 + chunks - first) * rows.num_rows;
+    int32_t length = ceil_div(chunks, parts), first = static_cast<int32_t>(std::max<int64_t>(length, chunks - room));
+    auto states_of = [&](int32_t chunk) { return plan_.states_used + (1 + chunk - first) * size; };
+    push(rows, 0, first, plan_.states_used);
+    for (int32_t c = first; c < chunks; c += length) push(rows, c, std::min(c + length, chunks), states_of(c));
+    plan_.merges[plan_.num_merges++] = {rows, 1 + chunks - first, plan_.states_used};
+    plan_.states_used = states_of(chunks);
   }
 
-  void push(const RowBlock& rows, int32_t begin, int32_t end, int32_t state) {
+  void push(const RowBlock& rows, int32_t begin, int32_t end, int64_t states) {
     if (plan_.num_units == plan_.max_units) std::abort();  // more rows or requests than the plan was made for
-    plan_.units[plan_.num_units++] = {rows, begin, end, state, cost(rows, end - begin)};
+    plan_.units[plan_.num_units++] = {rows, begin, end, states, cost(rows, end - begin)};
   }
 
   const AttentionBatch& batch_;
@@ -98,11 +102,10 @@ AttentionPlan* make_attention_plan(const AttentionShape& s) {
   plan->group = group_of(s);
   plan->unit_rows = rows_per_unit(s);
   plan->max_units = count_units(s);
-  plan->max_states = count_states(s);
-  plan->state_size = state_size(s.head_dim);
+  plan->states_stride = states_stride(s);
   plan->units = new AttentionUnit[plan->max_units];
   plan->merges = new AttentionMerge[plan->max_units];
-  plan->states = static_cast<float*>(::operator new(static_cast<size_t>(state_bytes(s)) + 64, std::align_val_t{64}));
+  plan->states = static_cast<float*>(::operator new(static_cast<size_t>(workspace_bytes(s)), std::align_val_t{64}));
   return plan;
 }
 
@@ -115,7 +118,7 @@ void free_attention_plan(AttentionPlan* plan) {
 }
 
 int64_t attention_plan_bytes(const AttentionShape& s) {
-  return static_cast<int64_t>(sizeof(AttentionPlan)) + count_units(s) * static_cast<int64_t>(sizeof(AttentionUnit) + sizeof(AttentionMerge)) + state_bytes(s);
+  return static_cast<int64_t>(sizeof(AttentionPlan)) + count_units(s) * static_cast<int64_t>(sizeof(AttentionUnit) + sizeof(AttentionMerge)) + workspace_bytes(s);
 }
 
 void cut_attention(const AttentionBatch& batch, AttentionPlan& plan) { Cutter(batch, plan).run(); }

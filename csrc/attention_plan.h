@@ -33,20 +33,20 @@ struct RowBlock {
   int32_t num_rows;
 };
 
-// A row block over some chunks. States are slots of the plan's workspace, each of one row; -1: none, the unit writes the output.
+// A row block over some chunks. `states` is where its states begin in the KV head's workspace; -1: none, it writes the output.
 struct AttentionUnit {
   RowBlock rows;
   int32_t chunk_begin;
   int32_t chunk_end;
-  int32_t first_state;
+  int64_t states;
   int64_t cost;
 };
 
-// The states of one divided row block: a running total, then single chunks, each of num_rows slots.
+// The states of one divided row block: a running total, then single chunks.
 struct AttentionMerge {
   RowBlock rows;
-  int32_t first_state;
   int32_t num_states;
+  int64_t states;
 };
 
 struct AttentionPlan {
@@ -56,16 +56,18 @@ struct AttentionPlan {
   int32_t num_units;   // of one KV head; a thread's unit u is units[u / num_kv_heads] of KV head u % num_kv_heads
   int32_t num_merges;  // of one KV head
   int32_t max_units;
-  int32_t max_states;  // of one KV head
-  int32_t num_states;
-  int64_t state_size;  // floats of one row's state
   AttentionUnit* units;
   AttentionMerge* merges;
-  float* states;  // [num_kv_heads][max_states][state_size]
+  float* states;         // [num_kv_heads][states_stride]
+  int64_t states_stride;  // floats of one KV head's workspace, and ...
+  int64_t states_used;    // ... how many of them this step needs
 };
 
-// Floats of one row's running state: output [head_dim rounded up to 16], sum [16 lanes], maximum, padding to a cache line.
-inline constexpr int64_t state_size(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 32; }
+// Floats of some rows' running states. Maxima first, so that 16 of them can be read from any row on; then each row's output
+// [head_dim, rounded up to 16] and sum [16 lanes].
+inline constexpr int64_t state_row_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 16; }
+inline constexpr int64_t state_maxima_floats(int64_t rows) { return (rows + 15) / 16 * 16 + 16; }
+inline constexpr int64_t state_floats(int64_t head_dim, int64_t rows) { return state_maxima_floats(rows) + rows * state_row_floats(head_dim); }
 
 AttentionPlan* make_attention_plan(const AttentionShape& shape);
 void free_attention_plan(AttentionPlan* plan);

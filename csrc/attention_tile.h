@@ -2,7 +2,7 @@
 //
 //   tile    32 keys at absolute positions 32 t .. 32 t + 31, as two halves of 16 that lie anywhere
 //   range   keys [lo, hi) of the tile that a row sees; the others are skipped, never multiplied by zero
-//   state   of one row: output o [dims], sum l [16 lanes], maximum m; all relative to exp(m)
+//   state   of one row: maximum m, output o [dims] and sum l [16 lanes], both relative to exp(m)
 //
 // What happens to a row's state is a function of its range and the tile alone. How many rows share a call, and whether
 // they see the whole tile, selects code and never an operation: each row has the same ones in the same order.
@@ -11,6 +11,7 @@
 #include "simd.h"
 
 #define OCTAVO_MEMBER inline __attribute__((always_inline))
+#define OCTAVO_UNROLL _Pragma("GCC unroll 8")  // so that accumulators stay in registers
 
 namespace octavo::OCTAVO_ISA {
 
@@ -40,9 +41,17 @@ struct Product<uint16_t> {
     return set1_pair(pair);
   }
   static OCTAVO_MEMBER F16 add(F16 acc, Vector a, Vector b) { return dot_pairs(acc, a, b); }
-  static OCTAVO_MEMBER F16 round_to(uint16_t* p, F16 a) {
+  // Rounds 32 probabilities to p; their sum, by lane, is of the rounded ones.
+  static OCTAVO_MEMBER F16 add_rounded(F16 acc, uint16_t* p, F16 a, F16 b) {
+#if defined(__AVX512BF16__)
+    B32 pairs{(__m512i)_mm512_cvtne2ps_pbh(b.v, a.v)};
+    _mm512_storeu_si512(p, pairs.v);
+#else
     store_bf16(p, a);
-    return load_bf16(p);
+    store_bf16(p + kHalf, b);
+    B32 pairs = load_pairs(p);
+#endif
+    return dot_pairs(acc, pairs, set1_pair(0x3f803f80));  // times one
   }
 };
 
@@ -53,9 +62,10 @@ struct Product<float> {
   static OCTAVO_MEMBER Vector load(const float* p) { return OCTAVO_ISA::load(p); }
   static OCTAVO_MEMBER Vector spread(const float* p) { return set1(*p); }
   static OCTAVO_MEMBER F16 add(F16 acc, Vector a, Vector b) { return fmadd(a, b, acc); }
-  static OCTAVO_MEMBER F16 round_to(float* p, F16 a) {
+  static OCTAVO_MEMBER F16 add_rounded(F16 acc, float* p, F16 a, F16 b) {
     store(p, a);
-    return a;
+    store(p + kHalf, b);
+    return acc + (a + b);
   }
 };
 
@@ -67,6 +77,14 @@ struct Tile {
   int64_t v_stride;
 };
 
+// The tile at work, and the one to fetch meanwhile: each load asks for its counterpart there, so that requests to memory
+// are spread over the products (in a burst they would hold up the loads of the tile at work). Both have the same strides.
+template <class T>
+struct TilePair {
+  Tile<T> now;
+  Tile<T> ahead;
+};
+
 struct Range {
   int lo, hi;
   bool empty() const { return lo >= hi; }
@@ -74,17 +92,17 @@ struct Range {
   bool operator==(const Range& other) const { return lo == other.lo && hi == other.hi; }
 };
 
-// Where the parts of one row's state lie.
+// The states of a unit's rows:  m of all rows, then o and l of row 0, of row 1, ...   (state_floats in attention_plan.h)
 struct StateLayout {
+  int64_t rows;  // where row 0 begins
   int64_t size;  // floats from row to row
-  int64_t sum;
-  int64_t max;
+  int64_t sum;   // where l begins within a row
 };
 
-// What the rows of a call have in common.
+// What the rows of a unit have in common.
 template <class T>
 struct RowSet {
-  const T* q;  // [rows][dim], rounded
+  const T* q;  // [rows / kScoreRows][steps along dim][kScoreRows][elements of a step], rounded: a step reads one line
   int64_t dim;
   int64_t num_vectors;  // of 16 dims, rounded up
   float scale;
@@ -93,111 +111,137 @@ struct RowSet {
   T* p;  // [kScoreRows][kTile] scratch
 };
 
-OCTAVO_INLINE float lane_max(F16 a) {
+// Lane r: the maximum over the lanes of x[r], for r < N <= 8; the other lanes hold some of these too.
+template <int N>
+OCTAVO_INLINE F16 row_maxima(const F16 (&x)[N]) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_max_ps(a.v);
+  auto halves = [&](int a, int b) __attribute__((always_inline)) {  // 2 x 128 bits of either
+    __m512 u = x[a < N ? a : 0].v, w = x[b < N ? b : 0].v;
+    return _mm512_max_ps(_mm512_shuffle_f32x4(u, w, 0x44), _mm512_shuffle_f32x4(u, w, 0xee));
+  };
+  auto quarters = [](__m512 u, __m512 w) __attribute__((always_inline)) {  // 128 bits of each of four
+    return _mm512_max_ps(_mm512_shuffle_f32x4(u, w, 0x88), _mm512_shuffle_f32x4(u, w, 0xdd));
+  };
+  __m512 low = quarters(halves(0, 1), halves(2, 3)), high = N > 4 ? quarters(halves(4, 5), halves(6, 7)) : low;
+  __m512 both = _mm512_max_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+  both = _mm512_max_ps(both, _mm512_permute_ps(both, 0xb1));
+  return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14), both)};
 #else
-  return reduce_max(a);
+  alignas(64) float m[16];
+  for (int r = 0; r < 16; r++) m[r] = reduce_max(x[r < N ? r : 0]);
+  return load(m);
 #endif
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1)
 OCTAVO_INLINE F16 tanh(F16 x) { return set1(1.0f) - set1(2.0f) / (exp(x + x) + set1(1.0f)); }
 
+OCTAVO_INLINE int clamp_half(int key) { return key < 0 ? 0 : key > kHalf ? kHalf : key; }
+
 // Lanes of one half that a row sees.
 OCTAVO_INLINE F16 keep_seen(F16 a, Range seen, int half, float other) {
-  int lo = seen.lo - kHalf * half, hi = seen.hi - kHalf * half;
-  return keep(a, lo < 0 ? 0 : lo > kHalf ? kHalf : lo, hi < 0 ? 0 : hi > kHalf ? kHalf : hi, other);
+  return keep(a, clamp_half(seen.lo - kHalf * half), clamp_half(seen.hi - kHalf * half), other);
 }
 
-// s[r] = q[r] . k for 32 keys, dimensions ascending.
-template <class T, int N>
-OCTAVO_INLINE void score(const T* q, int64_t dim, const Tile<T>& tile, F16 (&s)[N][2]) {
+// s[r] = q[r] . k for 32 keys, dimensions ascending. q: the first row's place within its kScoreRows.
+template <class T, int N, bool kAhead>
+OCTAVO_INLINE void score(const T* q, int64_t dim, const TilePair<T>& tiles, F16 (&s)[N][2]) {
   using P = Product<T>;
-#pragma GCC unroll 8
+  OCTAVO_UNROLL
   for (int r = 0; r < N; r++) s[r][0] = s[r][1] = zero();
-  const T *k0 = tile.k[0], *k1 = tile.k[1];
-  for (int64_t i = 0; i < dim; i += P::kDepth, k0 += tile.k_stride, k1 += tile.k_stride) {
+  const T *k0 = tiles.now.k[0], *k1 = tiles.now.k[1], *next0 = tiles.ahead.k[0], *next1 = tiles.ahead.k[1];
+  const int64_t stride = tiles.now.k_stride;
+  for (int64_t i = 0; i < dim; i += P::kDepth, q += kScoreRows * P::kDepth) {
     auto a = P::load(k0), b = P::load(k1);
-#pragma GCC unroll 8
+    if (kAhead) __builtin_prefetch(next0), __builtin_prefetch(next1);
+    OCTAVO_UNROLL
     for (int r = 0; r < N; r++) {
-      auto x = P::spread(q + r * dim + i);
+      auto x = P::spread(q + r * P::kDepth);
       s[r][0] = P::add(s[r][0], x, a);
       s[r][1] = P::add(s[r][1], x, b);
     }
+    k0 += stride, k1 += stride;
+    if (kAhead) next0 += stride, next1 += stride;
   }
 }
 
-// Scores to probabilities relative to each row's new maximum; updates l and m and leaves each row's factor of o in alpha.
+// Scores to probabilities relative to each row's new maximum; updates m and l, and leaves each row's factor of o in alpha.
 template <class T, int N, bool kFull>
-OCTAVO_INLINE void soften(const RowSet<T>& set, F16 (&s)[N][2], const Range* seen, float* states, float* alpha) {
-  alignas(64) float old_max[16] = {}, new_max[16] = {};
-  const float infinity = __builtin_inff();
-#pragma GCC unroll 8
+OCTAVO_INLINE void soften(const RowSet<T>& set, F16 (&s)[N][2], const Range* seen, float* maxima, float* rows, float* alpha) {
+  F16 highest[N];
+  OCTAVO_UNROLL
+  for (int r = 0; r < N; r++) s[r][0] = s[r][0] * set1(set.scale), s[r][1] = s[r][1] * set1(set.scale);
+  if (set.softcap != 0)
+    for (int r = 0; r < N; r++)
+      for (int h = 0; h < 2; h++) s[r][h] = set1(set.softcap) * tanh(s[r][h] / set1(set.softcap));
+  OCTAVO_UNROLL
   for (int r = 0; r < N; r++) {
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-      s[r][h] = s[r][h] * set1(set.scale);
-      if (set.softcap != 0) s[r][h] = set1(set.softcap) * tanh(s[r][h] / set1(set.softcap));
-      if (!kFull) s[r][h] = keep_seen(s[r][h], seen[r], h, -infinity);
-    }
-    old_max[r] = states[r * set.layout.size + set.layout.max];
-    new_max[r] = lane_max(max(s[r][0], s[r][1]));
+    if (!kFull) s[r][0] = keep_seen(s[r][0], seen[r], 0, -__builtin_inff()), s[r][1] = keep_seen(s[r][1], seen[r], 1, -__builtin_inff());
+    highest[r] = max(s[r][0], s[r][1]);
   }
-  F16 m = max(load(new_max), load(old_max));
-  store(alpha, exp(load(old_max) - m));
+  alignas(64) float new_max[16];
+  F16 old = load(maxima), m = max(row_maxima(highest), old);
   store(new_max, m);
-#pragma GCC unroll 8
+  store_first(maxima, m, N);
+  store(alpha, exp(old - m));
+  OCTAVO_UNROLL
   for (int r = 0; r < N; r++) {
-    float* state = states + r * set.layout.size;
-    F16 p[2];
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-      p[h] = exp(s[r][h] - set1(new_max[r]));
-      if (!kFull) p[h] = keep_seen(p[h], seen[r], h, 0.0f);
-      p[h] = Product<T>::round_to(set.p + r * kTile + h * kHalf, p[h]);
-    }
-    store(state + set.layout.sum, fmadd(load(state + set.layout.sum), set1(alpha[r]), p[0] + p[1]));
-    state[set.layout.max] = new_max[r];
+    F16 a = exp(s[r][0] - set1(new_max[r])), b = exp(s[r][1] - set1(new_max[r]));
+    if (!kFull) a = keep_seen(a, seen[r], 0, 0.0f), b = keep_seen(b, seen[r], 1, 0.0f);
+    float* sum = rows + r * set.layout.size + set.layout.sum;
+    store(sum, Product<T>::add_rounded(load(sum) * set1(alpha[r]), set.p + r * kTile, a, b));
   }
+}
+
+enum class Part { both, first, second };  // of a step's two keys
+
+// acc[r] += p[r][j] v[j] for the keys j of one step.
+template <class T, int N, int V, bool kAhead, Part kPart>
+OCTAVO_INLINE void weigh_step(F16 (&acc)[N][V], const T* p, const T* v, const T* next) {
+  using P = Product<T>;
+  typename P::Vector weight[N];
+  OCTAVO_UNROLL
+  for (int r = 0; r < N; r++) weight[r] = P::spread(p + r * kTile);
+  OCTAVO_UNROLL
+  for (int c = 0; c < V; c++) {
+    auto x = P::load(v + 16 * c * P::kDepth);
+    if constexpr (kPart == Part::first) x = first_of_pairs(x);
+    if constexpr (kPart == Part::second) x = second_of_pairs(x);
+    if (kAhead) __builtin_prefetch(next + 16 * c * P::kDepth);
+    OCTAVO_UNROLL
+    for (int r = 0; r < N; r++) acc[r][c] = P::add(acc[r][c], weight[r], x);
+  }
+}
+
+// The keys [lo, hi) of one half, ascending. The partner of an odd end is not seen: its value must not even meet a zero.
+template <class T, int N, int V, bool kAhead>
+OCTAVO_INLINE void weigh_half(F16 (&acc)[N][V], const T* p, const T* v, const T* next, int64_t stride, int lo, int hi) {
+  constexpr int kDepth = Product<T>::kDepth;
+  int64_t s = lo / kDepth;
+  if constexpr (kDepth == 2)
+    if (lo % 2) weigh_step<T, N, V, kAhead, Part::second>(acc, p + 2 * s, v + s * stride, next + s * stride), s++;
+  for (; s < hi / kDepth; s++) weigh_step<T, N, V, kAhead, Part::both>(acc, p + s * kDepth, v + s * stride, next + s * stride);
+  if constexpr (kDepth == 2)
+    if (hi % 2) weigh_step<T, N, V, kAhead, Part::first>(acc, p + 2 * s, v + s * stride, next + s * stride);
 }
 
 // o[r] = o[r] * alpha[r] + sum of p[r][j] v[j] over the keys j of a range, ascending, for V vectors of dims.
-template <class T, int N, int V>
-OCTAVO_INLINE void weigh(const T* p, const Tile<T>& tile, int64_t column, Range seen, float* states, int64_t state_size, const float* alpha) {
-  using P = Product<T>;
-  constexpr int kDepth = P::kDepth;
+template <class T, int N, int V, bool kAhead>
+static void weigh(const T* p, const TilePair<T>& tiles, int64_t column, Range seen, float* rows, int64_t row_size, const float* alpha) {
   F16 acc[N][V];
-#pragma GCC unroll 4
+  OCTAVO_UNROLL
   for (int r = 0; r < N; r++)
-#pragma GCC unroll 4
-    for (int c = 0; c < V; c++) acc[r][c] = load(states + r * state_size + column + 16 * c) * set1(alpha[r]);
-
-  auto step = [&](int s, auto cut) __attribute__((always_inline)) {
-    constexpr int kSteps = kHalf / kDepth;
-    const T* v = tile.v[s / kSteps] + s % kSteps * tile.v_stride + column * kDepth;
-    typename P::Vector x[V];
-#pragma GCC unroll 4
-    for (int c = 0; c < V; c++) x[c] = cut(P::load(v + 16 * c * kDepth));
-#pragma GCC unroll 4
-    for (int r = 0; r < N; r++) {
-      auto weight = P::spread(p + r * kTile + s * kDepth);
-#pragma GCC unroll 4
-      for (int c = 0; c < V; c++) acc[r][c] = P::add(acc[r][c], weight, x[c]);
-    }
-  };
-  auto whole = [](auto a) { return a; };
-  if constexpr (kDepth == 2) {  // the partner of a range's odd end is not seen: its value must not even meet a zero
-    if (seen.lo % 2) step(seen.lo / 2, [](B32 a) { return second_of_pairs(a); });
-    for (int s = (seen.lo + 1) / 2; s < seen.hi / 2; s++) step(s, whole);
-    if (seen.hi % 2) step(seen.hi / 2, [](B32 a) { return first_of_pairs(a); });
-  } else {
-    for (int s = seen.lo; s < seen.hi; s++) step(s, whole);
+    OCTAVO_UNROLL
+    for (int c = 0; c < V; c++) acc[r][c] = load(rows + r * row_size + column + 16 * c) * set1(alpha[r]);
+  const int64_t start = column * Product<T>::kDepth, stride = tiles.now.v_stride;
+  for (int h = 0; h < 2; h++) {
+    int lo = clamp_half(seen.lo - kHalf * h), hi = clamp_half(seen.hi - kHalf * h);
+    if (lo < hi) weigh_half<T, N, V, kAhead>(acc, p + h * kHalf, tiles.now.v[h] + start, tiles.ahead.v[h] + start, stride, lo, hi);
   }
-#pragma GCC unroll 4
+  OCTAVO_UNROLL
   for (int r = 0; r < N; r++)
-#pragma GCC unroll 4
-    for (int c = 0; c < V; c++) store(states + r * state_size + column + 16 * c, acc[r][c]);
+    OCTAVO_UNROLL
+    for (int c = 0; c < V; c++) store(rows + r * row_size + column + 16 * c, acc[r][c]);
 }
 
 template <int N>
@@ -214,30 +258,38 @@ OCTAVO_INLINE void with_count(int n, const F& f) {
 }
 
 // All dims of up to kValueRows rows that see the same range.
-template <class T>
-OCTAVO_INLINE void weigh_rows(int n, const RowSet<T>& set, const T* p, const Tile<T>& tile, Range seen, float* states, const float* alpha) {
-  with_count<kValueRows>(n, [&](auto rows) __attribute__((always_inline)) {
+template <class T, bool kAhead>
+OCTAVO_INLINE void weigh_rows(int n, const RowSet<T>& set, const T* p, const TilePair<T>& tiles, Range seen, float* rows, const float* alpha) {
+  with_count<kValueRows>(n, [&](auto count) __attribute__((always_inline)) {
+    constexpr int N = decltype(count)::value;
     int64_t c = 0;
     for (; c + kValueVectors <= set.num_vectors; c += kValueVectors)
-      weigh<T, rows.value, kValueVectors>(p, tile, 16 * c, seen, states, set.layout.size, alpha);
-    for (; c < set.num_vectors; c++) weigh<T, rows.value, 1>(p, tile, 16 * c, seen, states, set.layout.size, alpha);
+      weigh<T, N, kValueVectors, kAhead>(p, tiles, 16 * c, seen, rows, set.layout.size, alpha);
+    for (; c < set.num_vectors; c++) weigh<T, N, 1, kAhead>(p, tiles, 16 * c, seen, rows, set.layout.size, alpha);
   });
 }
 
-// Passes the states of `n` <= kScoreRows consecutive rows, from `row` on, through one tile. Where kFull, all see all of it.
-template <class T, bool kFull>
-static void attend_tile(const RowSet<T>& set, int row, int n, const Tile<T>& tile, const Range* seen, float* states) {
+// Scores and probabilities of N rows that follow each other from `row` on.
+template <class T, int N, bool kFull, bool kAhead>
+static void score_rows(const RowSet<T>& set, int row, const TilePair<T>& tiles, const Range* seen, float* states, float* alpha) {
+  F16 s[N][2];
+  const T* q = set.q + (row / kScoreRows * set.dim * kScoreRows + row % kScoreRows * Product<T>::kDepth);
+  score<T, N, kAhead>(q, set.dim, tiles, s);
+  soften<T, N, kFull>(set, s, seen, states + row, states + set.layout.rows + row * set.layout.size, alpha);
+}
+
+// Passes the states of `n` rows, from `row` on and within one group of kScoreRows, through one tile. kFull: all see all of it.
+template <class T, bool kFull, bool kAhead>
+static void attend_tile(const RowSet<T>& set, int row, int n, const TilePair<T>& tiles, const Range* seen, float* states) {
   alignas(64) float alpha[16];
-  float* first = states + row * set.layout.size;
-  with_count<kScoreRows>(n, [&](auto rows) __attribute__((always_inline)) {
-    F16 s[rows.value][2];
-    score<T, rows.value>(set.q + row * set.dim, set.dim, tile, s);
-    soften<T, rows.value, kFull>(set, s, seen, first, alpha);
+  with_count<kScoreRows>(n, [&](auto count) __attribute__((always_inline)) {
+    score_rows<T, decltype(count)::value, kFull, kAhead>(set, row, tiles, seen, states, alpha);
   });
+  float* rows = states + set.layout.rows + row * set.layout.size;
   for (int r = 0, same; r < n; r += same) {
     Range range = kFull ? Range{0, kTile} : seen[r];
     for (same = 1; same < kValueRows && r + same < n && (kFull || seen[r + same] == range);) same++;
-    weigh_rows(same, set, set.p + r * kTile, tile, range, first + r * set.layout.size, alpha + r);
+    weigh_rows<T, kAhead>(same, set, set.p + r * kTile, tiles, range, rows + r * set.layout.size, alpha + r);
   }
 }
 
