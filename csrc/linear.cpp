@@ -12,13 +12,13 @@ namespace {
 
 // The register tile: rows x panels accumulators, the weights of a step along k, and one broadcast input.
 #if defined(__AVX512F__)
-constexpr int kRows = 8, kPanels = 2;  // 16 + 2 + 1 of 32 registers
+constexpr int kRows = 8, kMaxRows = 14, kPanels = 2;  // 16 + 2 + 1, at most 28 + 2 + 1 of 32 registers
 #elif defined(__AVX2__)
-constexpr int kRows = 6, kPanels = 1;  // 12 + 2 + 1 of 16
+constexpr int kRows = 6, kMaxRows = 6, kPanels = 1;  // 12 + 2 + 1 of 16
 #elif defined(__aarch64__)
-constexpr int kRows = 4, kPanels = 1;  // 16 + 4 + 4 of 32
+constexpr int kRows = 4, kMaxRows = 4, kPanels = 1;  // 16 + 4 + 4 of 32
 #else
-constexpr int kRows = 2, kPanels = 1;  // 8 + 4 + 4 of 16
+constexpr int kRows = 2, kMaxRows = 2, kPanels = 1;  // 8 + 4 + 4 of 16
 #endif
 constexpr int kGroupRows = 64;             // rows that a unit of work multiplies with the panels it holds
 constexpr int64_t kUnitBytes = 256 << 10;  // of weights per unit: they stay in the L2 cache while rows pass
@@ -87,10 +87,15 @@ OCTAVO_INLINE void multiply_step(F16 (&acc)[ROWS][PANELS], const typename P::Vec
     for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], x[r], b[p]);
 }
 
-// AHEAD: the next tile's weights, which follow these, are asked for meanwhile.
-template <class P, int ROWS, int PANELS, bool AHEAD>
+// Memory to ask for while multiplying: one line per panel and step along k, `stride` bytes apart.
+struct Ahead {
+  const char* next;
+  int64_t stride;
+};
+
+template <class P, int ROWS, int PANELS>
 static void multiply_tile(const typename P::Element* x, int64_t x_stride, const typename P::Element* w, int64_t panel_size, int64_t in,
-                          const Output& o) {
+                          Ahead ahead, const Output& o) {
   F16 acc[ROWS][PANELS];
   typename P::Vector a[ROWS];
   OCTAVO_UNROLL
@@ -99,8 +104,8 @@ static void multiply_tile(const typename P::Element* x, int64_t x_stride, const 
     for (int p = 0; p < PANELS; p++) acc[r][p] = zero();
   int64_t k = 0;
   for (; k + P::kStep <= in; k += P::kStep) {
-    if (AHEAD)
-      for (int p = 0; p < PANELS; p++) __builtin_prefetch(w + (PANELS * k + p * P::kStep) * kPanel + PANELS * panel_size, 0, 2);
+    OCTAVO_UNROLL
+    for (int p = 0; p < PANELS; p++, ahead.next += ahead.stride) __builtin_prefetch(ahead.next, 0, 2);
     OCTAVO_UNROLL
     for (int r = 0; r < ROWS; r++) a[r] = P::input(x + r * x_stride + k);
     multiply_step<P>(acc, a, w + k * kPanel, panel_size);
@@ -113,35 +118,50 @@ static void multiply_tile(const typename P::Element* x, int64_t x_stride, const 
   store_tile(acc, o);
 }
 
-// The tile with as many rows as are left, at most kRows.
-template <class P, int PANELS, bool AHEAD, int ROWS = kRows>
+// The tile with as many rows as are left, at most ROWS.
+template <class P, int PANELS, int ROWS>
 OCTAVO_INLINE void multiply_rows(int64_t rows, const typename P::Element* x, int64_t x_stride, const typename P::Element* w,
-                                 int64_t panel_size, int64_t in, const Output& o) {
-  if (rows >= ROWS) return multiply_tile<P, ROWS, PANELS, AHEAD>(x, x_stride, w, panel_size, in, o);
-  if constexpr (ROWS > 1) multiply_rows<P, PANELS, AHEAD, ROWS - 1>(rows, x, x_stride, w, panel_size, in, o);
+                                 int64_t panel_size, int64_t in, Ahead ahead, const Output& o) {
+  if (rows >= ROWS) return multiply_tile<P, ROWS, PANELS>(x, x_stride, w, panel_size, in, ahead, o);
+  if constexpr (ROWS > 1) multiply_rows<P, PANELS, ROWS - 1>(rows, x, x_stride, w, panel_size, in, ahead, o);
 }
 
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Some panels, at most kPanels, and all rows of a unit. The weights at `next` are asked for meanwhile, spread over the rows.
+template <class P, int PANELS>
+static void multiply_panels(const LinearArgs& a, int64_t row, int64_t last_row, int64_t panel, const typename P::Element* next) {
+  using Element = typename P::Element;
+  const PackedMatrix& m = *a.weight;
+  int64_t size = panel_size(m.in_features, m.dtype), column = panel * kPanel;
+  const Element* w = static_cast<const Element*>(m.data) + panel * size;
+  int64_t rows = last_row - row, tile = rows <= kMaxRows ? rows : kRows, num_tiles = ceil_div(rows, tile);
+  int64_t line = P::kStep * kPanel * static_cast<int64_t>(sizeof(Element));
+  Ahead ahead{reinterpret_cast<const char*>(next), next == nullptr ? 0 : ceil_div(line, num_tiles)};
+  for (; row < last_row; row += tile) {
+    const Element* x = static_cast<const Element*>(a.x) + row * a.x_stride;
+    Output o{a.out + row * a.out_stride + column, a.out_stride, m.bias ? m.bias + column : nullptr, m.out_features - column};
+    multiply_rows<P, PANELS, kMaxRows>(least(tile, last_row - row), x, a.x_stride, w, size, m.in_features, ahead, o);
+    ahead.next += ahead.stride * PANELS * (m.in_features / P::kStep);
+  }
+}
+
+// Panels [panel, last_panel) of a unit; `then` is the panel that this thread's next unit probably begins with.
 template <class P>
-static void multiply_unit(const LinearArgs& a, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+static void multiply_unit(const LinearArgs& a, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel, int64_t then) {
   using Element = typename P::Element;
   const PackedMatrix& m = *a.weight;
   int64_t size = panel_size(m.in_features, m.dtype);
   while (panel < last_panel) {
-    const Element* w = static_cast<const Element*>(m.data) + panel * size;
-    bool whole = last_panel - panel >= kPanels;
-    for (int64_t r = row; r < last_row; r += kRows) {
-      const Element* x = static_cast<const Element*>(a.x) + r * a.x_stride;
-      int64_t column = panel * kPanel;
-      Output o{a.out + r * a.out_stride + column, a.out_stride, m.bias ? m.bias + column : nullptr, m.out_features - column};
-      if (whole && r == row) multiply_rows<P, kPanels, true>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
-      else if (whole) multiply_rows<P, kPanels, false>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
-      else multiply_rows<P, 1, false>(last_row - r, x, a.x_stride, w, size, m.in_features, o);
-    }
-    panel += whole ? kPanels : 1;
+    int64_t count = least(last_panel - panel, kPanels);
+    int64_t next = panel + count < last_panel ? panel + count : then;
+    const Element* ahead = next * kPanel < m.out_features ? static_cast<const Element*>(m.data) + next * size : nullptr;
+    if (count == kPanels) multiply_panels<P, kPanels>(a, row, last_row, panel, ahead);
+    else multiply_panels<P, 1>(a, row, last_row, panel, ahead);
+    panel += count;
   }
 }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Units are blocks of panels x groups of rows, the groups of one block one after the other: its weights are read once.
 template <class P>
@@ -158,8 +178,8 @@ static void multiply(const LinearArgs& a, Pool& pool) {
   groups = ceil_div(rows, group_rows);
   parallel_for(pool, ceil_div(panels, block) * groups, [&](int64_t unit, int) {
     int64_t row = unit % groups * group_rows, panel = unit / groups * block;
-    int64_t last_row = row + group_rows < rows ? row + group_rows : rows;
-    multiply_unit<P>(a, row, last_row, panel, panel + block < panels ? panel + block : panels);
+    int64_t then = (unit + pool.num_threads()) / groups * block;
+    multiply_unit<P>(a, row, least(row + group_rows, rows), panel, least(panel + block, panels), then);
   });
 }
 
