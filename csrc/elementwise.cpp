@@ -76,7 +76,7 @@ OCTAVO_INLINE void rotate(float* x, const float* cos, const float* sin, int64_t 
   }
 }
 
-// erf, within 1.5e-7 relative. Below 0.9375, x + x * P(x^2); above, 1 - e^(t Q(t)): the split of W. J. Cody, "Rational Chebyshev
+// erf, within 2e-7 relative. Below 0.9375, x + x * P(x^2); above, 1 - e^(t Q(t)): the split of W. J. Cody, "Rational Chebyshev
 // approximations for the error function", Math. Comp. 23 (1969). P and Q are minimax polynomials of our own (Lawson's iteration).
 OCTAVO_INLINE F16 erf(F16 x) {
   const F16 s = x * x, t = min(abs(x), set1(4.0f));  // erf(4) rounds to 1

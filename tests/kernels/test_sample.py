@@ -114,7 +114,7 @@ def test_all_equal(isa: str, num: int) -> None:
     """Nothing to tell the tokens apart by: top-k keeps the k lowest ids, top-p half of all."""
     x = np.zeros(num, np.float32)
     for params, size in (({"top_k": 50}, 50), ({"top_p": 0.5}, (num + 1) // 2), ({"top_k": 60, "top_p": 0.25}, 15), ({"min_p": 1.0}, num)):
-        rows = rows_of(*({"seed": 1, "position": p, **params} for p in range(4000)))
+        rows = rows_of(*({"seed": 1, "position": p, **params} for p in range(1500)))
         tokens = sample(native(isa), x, rows).token_ids
         assert tokens.min() == 0 or size > 500
         assert size * 0.99 - 3 <= tokens.max() < size
