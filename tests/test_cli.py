@@ -15,7 +15,7 @@ SMALL = ["--kv-memory", "64MiB", "--threads", "2"]
 
 
 def octavo(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "octavo", *args], capture_output=True, text=True, input=text, timeout=300)
+    return subprocess.run([sys.executable, "-m", "octavo", *args], check=False, capture_output=True, text=True, input=text, timeout=300)
 
 
 def test_help_is_there_for_every_command() -> None:
@@ -30,7 +30,9 @@ def test_help_is_there_for_every_command() -> None:
 def test_generate_answers_prompts_from_everywhere(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("Water is made of\n\nTwo plus two is\n")
-    done = octavo("generate", "The capital of France is", "-", "--file", str(file), "--max-tokens", "8", "--json", *SMALL, text="Once upon a time\n")
+    done = octavo(
+        "generate", "The capital of France is", "-", "--file", str(file), "--max-tokens", "8", "--json", *SMALL, text="Once upon a time\n"
+    )
     assert done.returncode == 0, done.stderr
     entries = json.loads(done.stdout)
     assert [e["prompt"] for e in entries] == ["The capital of France is", "Once upon a time", "Water is made of", "Two plus two is"]

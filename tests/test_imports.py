@@ -44,7 +44,10 @@ def imports_of(path: Path) -> set[str]:
     """Modules named in import statements that run, not those for type checking alone."""
     tree = ast.parse(path.read_text())
     typing_only = {
-        id(node) for branch in ast.walk(tree) if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test) for node in ast.walk(branch)
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
+        for node in ast.walk(branch)
     }
     found = set()
     for node in ast.walk(tree):
@@ -85,7 +88,9 @@ def loaded_after(code: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split())
 
 
-@pytest.mark.parametrize("module", ["octavo", "octavo.engine.core", "octavo.scheduler.scheduler", "octavo.models.architectures", "octavo.cli"])
+@pytest.mark.parametrize(
+    "module", ["octavo", "octavo.engine.core", "octavo.scheduler.scheduler", "octavo.models.architectures", "octavo.cli"]
+)
 def test_light_modules_load_no_arrays(module: str) -> None:
     assert not {name.split(".")[0] for name in loaded_after(f"import {module}")} & (ARRAYS | {"tokenizers", "jinja2"})
 
@@ -101,6 +106,13 @@ def test_public_names_are_complete_and_exist() -> None:
 
 
 def test_stage_files_say_where_they_stand() -> None:
-    stages = {"request": 1, "scheduler.scheduler": 2, "blocks.block_manager": 3, "blocks.block_table": 4, "models.decoder": 6, "runner.sampler": 7}
+    stages = {
+        "request": 1,
+        "scheduler.scheduler": 2,
+        "blocks.block_manager": 3,
+        "blocks.block_table": 4,
+        "models.decoder": 6,
+        "runner.sampler": 7,
+    }
     for module, stage in stages.items():
         assert MODULES[module].read_text().startswith(f'"""Stage {stage} of 7'), module

@@ -63,7 +63,7 @@ def test_params_per_prompt_must_match(idle: LLM) -> None:
 
 def test_a_bad_prompt_raises_with_its_index_or_becomes_its_error(idle: LLM) -> None:
     steps = idle.stats()["num_steps"]
-    with pytest.raises(InvalidRequestError, match="prompt 1: .*empty"):
+    with pytest.raises(InvalidRequestError, match=r"prompt 1: .*empty"):
         idle.generate([PROMPTS[0], [], PROMPTS[1]], GREEDY)
     assert idle.stats()["num_steps"] == steps, "something ran"
     outputs = idle.generate([PROMPTS[0], [], [10**9], [1] * 10_000], GREEDY, errors="return")

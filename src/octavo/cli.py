@@ -28,7 +28,9 @@ app.add_typer(bench, name="bench")
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")]
-KVMemory = Annotated[str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")]
+KVMemory = Annotated[
+    str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")
+]
 NumBlocks = Annotated[int | None, typer.Option(help="Number of KV blocks, instead of --kv-memory.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output together.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Most requests that run in one step.")]
@@ -69,7 +71,9 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; '-' reads one per line from standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="File with one prompt per line.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt to the model as a user's message, through its chat template.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put each prompt to the model as a user's message, through its chat template.")
+    ] = False,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -207,19 +211,30 @@ def offline(
 def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
-    names = "dtype block_size kv_memory num_blocks max_model_len max_num_seqs max_num_batched_tokens threads device seed".split()
+    names = [
+        "dtype",
+        "block_size",
+        "kv_memory",
+        "num_blocks",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "threads",
+        "device",
+        "seed",
+    ]
     return LLM(options["model"], **{name: options[name] for name in names})
 
 
 def _params(options: dict[str, Any]) -> SamplingParams:
     from octavo.request import SamplingParams
 
-    names = "max_tokens temperature top_k top_p min_p repetition_penalty logprobs".split()
+    names = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logprobs"]
     return SamplingParams(**{name: options[name] for name in names}, stop=tuple(options["stop"] or ()))
 
 
 def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
-    texts = []
+    texts: list[str] = []
     for prompt in prompts:
         texts += [line.rstrip("\n") for line in sys.stdin if line.strip()] if prompt == "-" else [prompt]
     if file is not None:

@@ -35,7 +35,9 @@ def diagnose() -> dict[str, Any]:
         facts["default_model"] = None
         facts["problems"].append(str(error))
     if not kernels["native"]:
-        facts["problems"].append(f"the native kernels are not loaded ({kernels['native_error']}): run `pip install .` with a C++20 compiler")
+        facts["problems"].append(
+            f"the native kernels are not loaded ({kernels['native_error']}): run `pip install .` with a C++20 compiler"
+        )
     return facts
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.models import tiny
 
 from octavo import LLM, SamplingParams
 from octavo.kernels.backends import describe
-from tests.models.tiny import TINY_MODELS, write_tiny
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -47,13 +47,14 @@ def check_greedy(model: object, prompts: list[list[int]], outputs: list[list[int
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", sorted(TINY_MODELS))
+@pytest.mark.parametrize("name", sorted(tiny.VARIANTS))
 def test_tiny_models_of_odd_shapes(name: str, device: str, tmp_path: Path) -> None:
-    path = write_tiny(name, tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    tiny.write(name, tmp_path)
+    tiny.write_tokenizer(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     chance = np.random.default_rng(1)
     prompts = [chance.integers(3, 200, n).tolist() for n in (1, 2, 17, 40, 70)]
-    with LLM(str(path), dtype="float32", device=device, block_size=4, num_blocks=200, max_num_batched_tokens=24, threads=2) as llm:
+    with LLM(str(tmp_path), dtype="float32", device=device, block_size=4, num_blocks=200, max_num_batched_tokens=24, threads=2) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0))
     for prompt, output in zip(prompts, outputs, strict=True):
         [completion] = output.outputs

@@ -25,7 +25,9 @@ def random_checkpoint(spec: DecoderSpec = TINY, seed: int = 0, scale: float = 3.
         deviation = scale / np.sqrt(shape[-1]) if len(shape) == 2 else 0.1
         values = chance.normal(1.0 if name.endswith("norm") else 0.0, deviation, shape).astype(np.float32)
         tensors[name] = TensorSource(name, shape, "F32", values.reshape(-1).view(np.uint8))
-    return Checkpoint(Path("random"), spec, Generation(frozenset({0}), None), None, tuple(tensors), tensors.__getitem__, lambda source: None)
+    return Checkpoint(
+        Path("random"), spec, Generation(frozenset({0}), None), None, tuple(tensors), tensors.__getitem__, lambda source: None
+    )
 
 
 def with_window(spec: DecoderSpec, window: int) -> DecoderSpec:

@@ -31,7 +31,10 @@ def _rows(r: OfflineResult) -> list[tuple[str, str]]:
         ("most requests in one step", f"{r.max_num_running:,}"),
         ("preemptions", f"{r.num_preemptions:,}"),
         ("KV blocks used at most", f"{r.kv_blocks_max_used:,} of {r.kv_blocks_total:,}"),
-        ("KV slots reserved in vain (internal waste)", f"{waste['internal']:.2%} of those held, at most {waste['max_slots_per_request']} per request"),
+        (
+            "KV slots reserved in vain (internal waste)",
+            f"{waste['internal']:.2%} of those held, at most {waste['max_slots_per_request']} per request",
+        ),
     ]
 
 

@@ -38,7 +38,7 @@ def trace_workload(path: Path, count: int, longest: int, vocab_size: int, seed: 
     Requests of more than ``longest`` tokens are cut to fit: the prompt first.
     """
     chance = random.Random(seed)
-    requests = []
+    requests: list[BenchRequest] = []
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
             if len(requests) == count:
@@ -57,7 +57,9 @@ def json_workload(path: Path) -> list[BenchRequest]:
     try:
         return [_from_json(item) for item in json.loads(path.read_text())]
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f'{path} is not a workload: it must be a JSON list of {{"prompt": [token ids], "max_tokens": count}} ({error})') from error
+        raise ConfigError(
+            f'{path} is not a workload: it must be a JSON list of {{"prompt": [token ids], "max_tokens": count}} ({error})'
+        ) from error
 
 
 def _from_json(item: dict[str, Any]) -> BenchRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -132,9 +133,5 @@ class AsyncEngine:
 
 
 def _deliver(loop: asyncio.AbstractEventLoop, outputs: asyncio.Queue[RequestOutput], output: RequestOutput) -> None:
-    try:
+    with contextlib.suppress(RuntimeError):  # the client's loop is gone; its request has no listener any more
         loop.call_soon_threadsafe(outputs.put_nowait, output)
-    except RuntimeError:  # the client's loop is gone; its request has no listener any more
-        pass
-
-

@@ -161,7 +161,11 @@ def _check_fits(num_blocks: int, block_bytes: int, weights: int, available: int)
     if weights + num_blocks * block_bytes <= available:
         return
     left = max(0, available - weights) // block_bytes
-    fix = f"lower kv_memory to {left * block_bytes} bytes or num_blocks to {left}" if left >= 2 else "choose a smaller model or dtype, or a larger machine"
+    fix = (
+        f"lower kv_memory to {left * block_bytes} bytes or num_blocks to {left}"
+        if left >= 2
+        else "choose a smaller model or dtype, or a larger machine"
+    )
     raise MemoryConfigError(
         f"weights of {format_bytes(weights)} and a KV cache of {format_bytes(num_blocks * block_bytes)} need "
         f"{format_bytes(weights + num_blocks * block_bytes)}, but {format_bytes(available)} is available (cgroup limits counted): {fix}"

@@ -63,8 +63,8 @@ class RequestOutput:
 class _Stream:
     """The text of one running request.
 
-        text      [ sent ........ | held: may be the start of a stop string ]
-                  0              sent                                      len
+    text      [ sent ........ | held: may be the start of a stop string ]
+              0              sent                                      len
     """
 
     prompt: str | None

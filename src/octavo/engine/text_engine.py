@@ -32,9 +32,9 @@ class TextEngine:
         """Token ids of a prompt; a text gets the tokens that the model expects at its start."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Sequence):
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
             raise InvalidRequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-        return list(prompt)
+        return [*prompt]
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer."""

@@ -90,6 +90,7 @@ class KVCache(Protocol):
     def nbytes(self) -> int: ...
     def read(self, layer: int) -> tuple[Array, Array]:
         """Keys and values of one layer in logical order, copied; for tests and inspection."""
+
     def fill(self, block_ids: Sequence[int], value: float) -> None:
         """Set all slots of some blocks, in all layers, to one value (NaN poisons them, in tests)."""
 
@@ -98,9 +99,9 @@ class KVCache(Protocol):
 class AttentionBatch:
     """A ragged batch of prefill chunks and decodes, over the step's requests i and rows r.
 
-        rows of request i     query_starts[i] .. query_starts[i+1]
-        its keys              positions 0 .. positions[last row of i], through block_tables[table_rows[i]]
-        key at position p     block block_tables[table_rows[i], p // block_size], offset p % block_size
+    rows of request i     query_starts[i] .. query_starts[i+1]
+    its keys              positions 0 .. positions[last row of i], through block_tables[table_rows[i]]
+    key at position p     block block_tables[table_rows[i], p // block_size], offset p % block_size
     """
 
     query_starts: Int32

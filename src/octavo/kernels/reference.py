@@ -73,10 +73,12 @@ class ReferenceKVCache:
 def linear(x: Array, weight: ReferenceWeight) -> Array:
     """``x @ weight.T + bias``, one row at a time. x: [rows, in_features]; returns [rows, out_features]."""
     dtype = weight.matrix.dtype
-    out = np.empty((len(x), weight.out_features), dtype)
+    out: Array = np.empty((len(x), weight.out_features), dtype)
     for row, result in zip(x.astype(dtype), out, strict=True):
         np.dot(weight.matrix, row, out=result)
-    return out if weight.bias is None else out + weight.bias
+    if weight.bias is not None:
+        out += weight.bias
+    return out
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -122,7 +124,7 @@ def attend(q: Array, keys: Array, values: Array, scale: float, softcap: float | 
     grouped = q.astype(dtype).astype(real).reshape(kv_heads, -1, head_dim)
     k = np.ascontiguousarray(keys.transpose(1, 2, 0), real)
     v = np.ascontiguousarray(values.transpose(1, 0, 2), real)
-    scores = (grouped @ k) * real(scale)
+    scores = np.matmul(grouped, k) * real(scale)
     if softcap:
         scores = real(softcap) * np.tanh(scores / real(softcap))
     weights = np.exp(scores - scores.max(-1, keepdims=True)).astype(dtype).astype(real)

@@ -103,8 +103,8 @@ class Decoder:
     def _attention(self, program: Program, layer: LayerWeights, i: int, batch: AttentionBatch, cache: KVCache, x: Activations) -> None:
         """normed -> delta, through the paged cache.
 
-            qkv   [ q: heads x head_dim | k: kv_heads x head_dim | v: kv_heads x head_dim ]
-                                        ^ q_end                  ^ k_end
+        qkv   [ q: heads x head_dim | k: kv_heads x head_dim | v: kv_heads x head_dim ]
+                                    ^ q_end                  ^ k_end
         """
         spec, w = self.spec, self.weights
         q_end = spec.num_heads * spec.head_dim

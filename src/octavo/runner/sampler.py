@@ -127,7 +127,7 @@ class Sampler:
     def _pack_scored(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32, n: int) -> int:
         """Add a row for each prompt position whose next prompt token is to be scored.
 
-            position p is scheduled now: its logits score the prompt's token p + 1, if there is one
+        position p is scheduled now: its logits score the prompt's token p + 1, if there is one
         """
         for i, row in enumerate(rows.tolist()):
             params = self._scorers.get(row)
