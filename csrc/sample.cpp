@@ -3,7 +3,7 @@
 //   logits ── bias, mask, penalties ──► adjusted ── maxima of groups ──► greedy: the first maximum
 //                                          │
 //                                          ├── no filter: weights summed by block, inversion in one block
-//                                          ├── no filter: weights summed by block, inversion in one of them
+//                                          └── candidates above a lower bound ── top-k ── top-p ── min-p ──► inversion
 //
 // One thread does one row, and every sum is taken in one order, so a token depends on its own row alone.
 // Weights are e^((logit - best) / temperature) in float32, summed in double; below e^-87 they are zero.
