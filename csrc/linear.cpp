@@ -75,16 +75,19 @@ OCTAVO_INLINE void store_tile(const F16 (&acc)[ROWS][PANELS], const Output& o) {
   }
 }
 
-template <class P, int ROWS, int PANELS>
-OCTAVO_INLINE void multiply_step(F16 (&acc)[ROWS][PANELS], const typename P::Vector (&x)[ROWS], const typename P::Element* w,
+// One step along k; the inputs are loaded where they are used, or the compiler runs out of registers.
+template <class P, bool LAST, int ROWS, int PANELS>
+OCTAVO_INLINE void multiply_step(F16 (&acc)[ROWS][PANELS], const typename P::Element* x, int64_t x_stride, const typename P::Element* w,
                                  int64_t panel_size) {
   typename P::Vector b[PANELS];
   OCTAVO_UNROLL
   for (int p = 0; p < PANELS; p++) b[p] = P::weights(w + p * panel_size);
   OCTAVO_UNROLL
-  for (int r = 0; r < ROWS; r++)
+  for (int r = 0; r < ROWS; r++) {
+    typename P::Vector a = LAST ? P::last_input(x + r * x_stride) : P::input(x + r * x_stride);
     OCTAVO_UNROLL
-    for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], x[r], b[p]);
+    for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], a, b[p]);
+  }
 }
 
 // Memory to ask for while multiplying: one line per panel and step along k, `stride` bytes apart.
@@ -97,7 +100,6 @@ template <class P, int ROWS, int PANELS>
 static void multiply_tile(const typename P::Element* x, int64_t x_stride, const typename P::Element* w, int64_t panel_size, int64_t in,
                           Ahead ahead, const Output& o) {
   F16 acc[ROWS][PANELS];
-  typename P::Vector a[ROWS];
   OCTAVO_UNROLL
   for (int r = 0; r < ROWS; r++)
     OCTAVO_UNROLL
@@ -106,15 +108,10 @@ static void multiply_tile(const typename P::Element* x, int64_t x_stride, const 
   for (; k + P::kStep <= in; k += P::kStep) {
     OCTAVO_UNROLL
     for (int p = 0; p < PANELS; p++, ahead.next += ahead.stride) __builtin_prefetch(ahead.next, 0, 2);
-    OCTAVO_UNROLL
-    for (int r = 0; r < ROWS; r++) a[r] = P::input(x + r * x_stride + k);
-    multiply_step<P>(acc, a, w + k * kPanel, panel_size);
+    multiply_step<P, false>(acc, x + k, x_stride, w + k * kPanel, panel_size);
   }
-  if (k < in) {  // an odd one out: its pair's second element is zero in the weights, and must be here
-    OCTAVO_UNROLL
-    for (int r = 0; r < ROWS; r++) a[r] = P::last_input(x + r * x_stride + k);
-    multiply_step<P>(acc, a, w + k * kPanel, panel_size);
-  }
+  // An odd one out: its pair's second element is zero in the weights, and must be here.
+  if (k < in) multiply_step<P, true>(acc, x + k, x_stride, w + k * kPanel, panel_size);
   store_tile(acc, o);
 }
 
