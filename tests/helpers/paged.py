@@ -61,9 +61,7 @@ class Pool:
         counts = [-(-length // block_size) for length in case.lengths]
         num_blocks = sum(counts) + 2
         self.block_size = block_size
-        self.cache: KVCache = backend.kv_cache(
-            KVShape(len(case.layers), num_blocks, block_size, case.kv_heads, case.head_dim, case.dtype)
-        )
+        self.cache: KVCache = backend.kv_cache(KVShape(len(case.layers), num_blocks, block_size, case.kv_heads, case.head_dim, case.dtype))
         self.cache.fill(range(num_blocks), float("nan"))
         order = np.random.default_rng(seed).permutation(num_blocks).astype(np.int32)
         self.tables = np.full((len(counts), max(counts) + 1), np.iinfo(np.int32).max // 2, np.int32)  # never to be read

@@ -55,7 +55,10 @@ def trace_workload(path: Path, count: int, longest: int, vocab_size: int, seed: 
 def json_workload(path: Path) -> list[BenchRequest]:
     """A JSON list of ``{"prompt": [token ids], "max_tokens": count}``."""
     try:
-        return [_from_json(item) for item in json.loads(path.read_text())]
+        items = json.loads(path.read_text())
+        if not isinstance(items, list) or not items:
+            raise ValueError("no requests")
+        return [_from_json(item) for item in items]
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f'{path} is not a workload: it must be a JSON list of {{"prompt": [token ids], "max_tokens": count}} ({error})'

@@ -17,7 +17,7 @@ _CHUNK = 32 << 20
 
 def map_memory(size: int) -> Bytes:
     """Zeroed pages of their own, aligned to a huge page; they take no memory before they are written."""
-    mapping = mmap.mmap(-1, size + HUGE_PAGE)
+    mapping = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared mappings get no huge pages
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages: nothing is lost but speed
             mapping.madvise(mmap.MADV_HUGEPAGE)

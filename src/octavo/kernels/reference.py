@@ -6,6 +6,7 @@ Rows are computed one by one, so a row's result cannot depend on the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -108,9 +109,7 @@ def activation(x: Array, kind: str) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    from math import erf
-
-    return np.vectorize(erf, otypes=[x.dtype])(x)
+    return np.asarray(np.vectorize(math.erf, otypes=[x.dtype])(x))
 
 
 def attend(q: Array, keys: Array, values: Array, scale: float, softcap: float | None) -> Array:
