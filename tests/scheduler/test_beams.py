@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.models import tiny
 
-from octavo.request import FinishReason
-from octavo.scheduler.beams import BeamGroup, Candidates, EarlyStopping, num_candidates
+from octavo.request import FinishReason, num_candidates
+from octavo.scheduler.beams import BeamGroup, Candidates, EarlyStopping
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -17,19 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from octavo.request import FinishReason
+from octavo.request import FinishReason, num_candidates
 from octavo.scheduler.step import TokenLogprobs
 
 EarlyStopping = bool | Literal["never"]
-
-
-def num_candidates(width: int, num_stop_ids: int) -> int:
-    """Continuations that are looked at in each step: enough that ``width`` are left if every beam's stop tokens are among them.
-
-    >>> [num_candidates(4, stops) for stops in (0, 1, 3)]
-    [8, 8, 16]
-    """
-    return max(2, 1 + num_stop_ids) * width
 
 
 class Candidates(NamedTuple):
