@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.models import tiny
+from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
 
 from octavo.request import FinishReason, num_candidates
 from octavo.scheduler.beams import BeamGroup, Candidates, EarlyStopping
@@ -16,20 +16,11 @@ from octavo.scheduler.beams import BeamGroup, Candidates, EarlyStopping
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-PROMPT = [5, 9, 17, 42, 8]
+PROMPT = (5, 9, 17, 42, 8)
 MODES: tuple[EarlyStopping, ...] = (True, False, "never")
 
 
-@cache
-def model() -> Any:
-    """Its logits are spread so that beams differ; torch has one thread, as the work is tiny."""
-    torch.set_num_threads(1)
-    built = tiny.build("plain", seed=3)
-    with torch.no_grad():
-        built.model.norm.weight.mul_(2.0)
-    return built
-
-
+model = cache(sharp_model)
 _known: dict[tuple[int, ...], Any] = {}
 
 
@@ -48,10 +39,10 @@ def candidates(distribution: Any, count: int) -> Candidates:
     return Candidates(ids[:count].tolist(), values[:count].tolist())
 
 
-def search(group: BeamGroup, prompt: list[int]) -> BeamGroup:
+def search(group: BeamGroup, prompt: tuple[int, ...]) -> BeamGroup:
     """Run a group to its end, with what the model says."""
     count = num_candidates(group.width, len(group.stop_ids))
-    beams = [tuple(prompt)]
+    beams = [prompt]
     while not group.done:
         following = group.advance([candidates(row, count) for row in distributions(beams)])
         beams = [(*beams[beam.parent], beam.token_id) for beam in following]
@@ -59,30 +50,6 @@ def search(group: BeamGroup, prompt: list[int]) -> BeamGroup:
         assert [b.cumulative_logprob for b in following] == sorted((b.cumulative_logprob for b in following), reverse=True)
     assert not beams
     return group
-
-
-def transformers_beams(prompt: list[int], width: int, penalty: float, mode: EarlyStopping, stop_ids: list[int], max_tokens: int) -> Any:
-    """(token ids, score) of all ``width`` beams."""
-    out = model().generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), num_beams=width, num_return_sequences=width,
-        length_penalty=penalty, early_stopping=mode, eos_token_id=stop_ids or None, pad_token_id=0, max_new_tokens=max_tokens,
-        do_sample=False, return_dict_in_generate=True, output_scores=True,
-    )  # fmt: skip
-    lengths = (out.beam_indices >= 0).sum(1).tolist()
-    rows = out.sequences[:, len(prompt) :].tolist()
-    return [tuple(row[:length]) for row, length in zip(rows, lengths, strict=True)], out.sequences_scores.tolist()
-
-
-@cache
-def _said() -> list[int]:
-    output = transformers_beams(PROMPT, 8, 1.0, False, [], 6)[0]
-    return [token for beam in output for token in beam[1:]]
-
-
-def likely_tokens(count: int) -> list[int]:
-    """Tokens that the model says early, so that beams end early with them."""
-    said = _said()
-    return sorted(set(said), key=lambda token: (-said.count(token), token))[:count]
 
 
 def some_cases() -> list[tuple[int, float, EarlyStopping, int, int]]:
@@ -100,22 +67,21 @@ def some_cases() -> list[tuple[int, float, EarlyStopping, int, int]]:
 def test_tokens_and_scores_are_those_of_transformers(
     width: int, penalty: float, mode: EarlyStopping, num_stops: int, max_tokens: int
 ) -> None:
-    stop_ids = likely_tokens(num_stops)
+    stop_ids = likely_tokens(PROMPT, num_stops)
     group = search(BeamGroup(width, penalty, mode, frozenset(stop_ids), max_tokens), PROMPT)
-    tokens, scores = transformers_beams(PROMPT, width, penalty, mode, stop_ids, max_tokens)
+    tokens, scores = transformers_beams(Search(PROMPT, width, penalty, mode, stop_ids, max_tokens))
     ours = group.best(width)
     assert [beam.token_ids for beam in ours] == tokens
-    # they sum in float32: 16 roundings of 2**-24 each, beyond 1e-4 only for scores in the hundreds
-    assert [beam.score for beam in ours] == pytest.approx(scores, abs=1e-4, rel=16 * 2.0**-24)
+    assert [beam.score for beam in ours] == close_scores(scores)
     assert group.best(1) == ours[:1]
 
 
 def test_what_a_finished_beam_says() -> None:
-    stop_ids = likely_tokens(3)
+    stop_ids = likely_tokens(PROMPT, 3)
     group = search(BeamGroup(4, 0.7, False, frozenset(stop_ids), 10, num_logprobs=2), PROMPT)
     assert {beam.finish_reason for beam in group.best(4)} >= {FinishReason.STOP}
     for beam in group.best(4):
-        prefixes = [tuple(PROMPT) + beam.token_ids[:i] for i in range(len(beam.token_ids))]
+        prefixes = [PROMPT + beam.token_ids[:i] for i in range(len(beam.token_ids))]
         rows = [distributions([prefix])[0] for prefix in prefixes]
         logprobs = [float(row[token]) for row, token in zip(rows, beam.token_ids, strict=True)]
         assert beam.cumulative_logprob == pytest.approx(sum(logprobs), abs=1e-9)
@@ -129,7 +95,7 @@ def test_what_a_finished_beam_says() -> None:
 
 
 def test_no_beam_ends_before_min_tokens() -> None:
-    stop_ids = likely_tokens(4)
+    stop_ids = likely_tokens(PROMPT, 4)
     early = search(BeamGroup(4, -1.0, True, frozenset(stop_ids), 12), PROMPT)
     late = search(BeamGroup(4, -1.0, True, frozenset(stop_ids), 12, min_tokens=6), PROMPT)
     assert min(len(beam.token_ids) for beam in early.best(4)) < 6
@@ -177,7 +143,7 @@ def test_a_small_vocabulary_gives_fewer_beams_at_first() -> None:
 
 def test_a_width_of_one_is_greedy() -> None:
     group = search(BeamGroup(1, 1.0, True, frozenset(), 9), PROMPT)
-    greedy = tuple(PROMPT)
+    greedy: tuple[int, ...] = PROMPT
     for _ in range(9):
         greedy += (int(distributions([greedy])[0].argmax()),)
     assert group.best(1)[0].token_ids == greedy[len(PROMPT) :]
