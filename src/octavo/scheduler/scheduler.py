@@ -214,7 +214,7 @@ class Scheduler:
         for victim in reversed(self._running.requests[:]):
             if missing <= 0 or victim is request:
                 break
-            if blocks.num_owned_alone(victim.id):
+            if blocks.owns_any_alone(victim.id):
                 missing -= self._preempt(victim, request, missing, budget)
         if missing <= 0:
             return num_tokens
@@ -238,7 +238,7 @@ class Scheduler:
         for other in reversed(self._preempted.requests):
             if freed >= missing:
                 break
-            if self.blocks.num_owned_alone(other.id):
+            if self.blocks.owns_any_alone(other.id):
                 freed += self._give_up_tail(other, by, missing - freed, budget, was_running=False)
         return freed
 
