@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from octavo.blocks.block_pool import BlockPool
 from octavo.blocks.block_stats import BlockStats, SharingStats
@@ -206,6 +207,30 @@ class BlockManager:
             keep -= 1
             num_blocks -= self.pool.ref_counts[table.block_ids[keep]] == 1
         return min(table.num_tokens, keep * self.block_size)
+
+    def num_missing_together(self, ends: Mapping[int, int]) -> int:
+        """Free blocks that it takes to let each table of ``ends`` cover so many tokens, all in one step.
+
+        Of those that share a partly filled last block all but one copy it, or all if it is in another table too.
+        """
+        missing, writers = 0, Counter[int]()
+        for request_id, num_tokens in ends.items():
+            table = self._tables[request_id]
+            missing += max(0, blocks_for(num_tokens, self.block_size) - len(table.block_ids))
+            if num_tokens > table.num_tokens and table.num_tokens % self.block_size:
+                writers[table.block_ids[-1]] += 1
+        owners, pins = self.pool.ref_counts, self._pins
+        return missing + sum(count - (owners[block] - pins[block] == count) for block, count in writers.items())
+
+    def num_tokens_without_together(self, request_ids: Sequence[int], num_blocks: int) -> int:
+        """Tokens left to each of these requests if all gave up their tails, cut at one length, until ``num_blocks`` became free."""
+        tables = [table for i in request_ids if (table := self._tables.get(i)) is not None]
+        keep = max((len(table.block_ids) for table in tables), default=0)
+        while keep and num_blocks > 0:
+            keep -= 1
+            owners = Counter(table.block_ids[keep] for table in tables if len(table.block_ids) > keep)
+            num_blocks -= sum(self.pool.ref_counts[block] == count for block, count in owners.items())
+        return keep * self.block_size
 
     def block_ids(self, request_id: int) -> array[int]:
         """A copy of the request's table; type code 'i'."""
