@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import index as index_of
 from typing import Literal, NamedTuple
@@ -17,6 +17,8 @@ from typing import Literal, NamedTuple
 from octavo.errors import ContextLengthError, InvalidRequestError
 
 MAX_LOGPROBS = 64
+MAX_BEST_OF = 128
+"""Most samples of one request."""
 
 
 class FinishReason(StrEnum):
@@ -92,6 +94,14 @@ class SamplingParams:
     """Log-probabilities of this many best tokens, and of the chosen one, at each output position."""
     prompt_logprobs: int | None = None
     """The same for each prompt position; the first entry is None."""
+    n: int = 1
+    """Outputs to return. They share the prompt's blocks; sample i is the same whatever n is."""
+    best_of: int | None = None
+    """Samples to draw, of which the n with the highest cumulative log-probability are returned, best first; None draws n."""
+    cache_prefix: bool = True
+    """Use what is cached of the prompt, and leave blocks for others; False does neither."""
+    cache_salt: str | None = None
+    """Share cached blocks only with requests of the same salt, such as those of one tenant."""
     priority: int = 0
     """Under the priority policy, lower runs first."""
     beam_width: int | None = None
@@ -135,6 +145,14 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or 0 <= value <= MAX_LOGPROBS, f"{name} must be None or from 0 to {MAX_LOGPROBS}, not {value}")
+        _require(self.n >= 1, f"n must be at least 1, not {self.n}")
+        _require(
+            self.n <= self.num_samples <= MAX_BEST_OF,
+            f"best_of must be from n ({self.n}) to {MAX_BEST_OF}, or None for n, not {self.num_samples}"
+            if self.best_of is not None
+            else f"n must be at most {MAX_BEST_OF}, not {self.n}",
+        )
+        _require(self.cache_salt is None or isinstance(self.cache_salt, str), f"cache_salt must be text or None, not {self.cache_salt!r}")
         _require(self.seed is None or -(2**63) <= self.seed < 2**64, f"seed must fit in 64 bits, not {self.seed}")
 
     def _check_beams(self) -> None:
@@ -155,6 +173,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to draw."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities wanted at each output position: those asked for, or the chosen token's where samples are ranked by it."""
+        return 0 if self.logprobs is None and self.num_samples > self.n else self.logprobs
 
     @property
     def penalised(self) -> bool:
@@ -184,9 +212,12 @@ class Request:
     token_ids   [ prompt .......... | output ........ ]
                 0 .. num_computed .................. num_known
                      ^ in the cache  ^ still to be computed
+
+    A request of several samples is one of these until its prompt is computed; then each sample is one, see ``fork``.
     """
 
     id: int
+    """Unique; the number that its caller knows it by is ``group_id``."""
     prompt_len: int
     params: SamplingParams
     max_tokens: int
@@ -197,7 +228,12 @@ class Request:
     token_ids: array[int]
     """Tokens known: prompt, then output. Type code 'i'."""
     arrival_time: float = 0.0
+    sample_index: int = 0
+    num_samples: int = 1
+    """Samples still to be drawn as one: params.num_samples until it forks, then 1."""
     num_computed: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the cache when it was first admitted."""
     num_preemptions: int = 0
     num_passed_over: int = 0
     """Younger requests admitted while this one waited and did not fit."""
@@ -207,6 +243,11 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = field(default=None)
     """The stop token id or stop string that ended it, where it was neither the model's own nor the length."""
+
+    @property
+    def group_id(self) -> int:
+        """The request that its caller submitted."""
+        return self.id & _GROUP_MASK
 
     @property
     def num_known(self) -> int:
@@ -227,7 +268,15 @@ class Request:
     @property
     def metrics(self) -> RequestMetrics:
         """Its times and counts so far."""
-        return RequestMetrics(self.arrival_time, self.admitted_time, self.first_token_time, self.finish_time, self.num_preemptions)
+        return RequestMetrics(
+            self.arrival_time, self.admitted_time, self.first_token_time, self.finish_time, self.num_preemptions, self.num_cached_tokens
+        )
+
+    def fork(self, number: int) -> Request:
+        """A request like this one, as far as it has got, with its own tokens and ``number`` as its sample index."""
+        child = replace(self, id=fork_id(self.group_id, number), token_ids=self.token_ids[:], sample_index=number)
+        child.num_samples, child.num_preemptions = 1, 0
+        return child
 
 
 class RequestMetrics(NamedTuple):
@@ -238,6 +287,26 @@ class RequestMetrics(NamedTuple):
     first_token_time: float | None
     finish_time: float | None
     num_preemptions: int
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the cache."""
+
+
+_GROUP_BITS = 40
+_GROUP_MASK = (1 << _GROUP_BITS) - 1
+
+
+def fork_id(request_id: int, number: int) -> int:
+    """Id of a fork of a request; fork 0 is the request itself."""
+    return request_id | number << _GROUP_BITS
+
+
+def split_id(fork: int) -> tuple[int, int]:
+    """The request that its caller submitted, and the number of the fork.
+
+    >>> split_id(fork_id(7, 3)), split_id(7)
+    ((7, 3), (7, 0))
+    """
+    return fork & _GROUP_MASK, fork >> _GROUP_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +342,8 @@ def make_request(request_id: int, token_ids: Sequence[int], params: SamplingPara
     if params.beam_width is not None:
         _check_beam_width(params.beam_width, len(stop_ids), limits)
     seed = derive_seed(limits.seed, request_id) if params.seed is None else params.seed & _MASK64
-    return Request(request_id, len(prompt), params, max_tokens, stop_ids, seed, prompt, arrival_time)
+    num_samples = params.num_samples if params.beam_width is None else 1
+    return Request(request_id, len(prompt), params, max_tokens, stop_ids, seed, prompt, arrival_time, num_samples=num_samples)
 
 
 _MASK64 = 2**64 - 1

@@ -51,6 +51,11 @@ class BlockManager:
         return self.pool.num_free
 
     @property
+    def num_evictions(self) -> int:
+        """Findable blocks lost because they were handed out, or because one before them was."""
+        return self._cache.num_evictions
+
+    @property
     def request_ids(self) -> set[int]:
         """Requests that have a table."""
         return set(self._tables)
