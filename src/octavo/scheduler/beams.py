@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from octavo.request import FinishReason, num_candidates
-from octavo.scheduler.step import TokenLogprobs
+from octavo.scheduler.step import FinishedBeam, TokenLogprobs
 
 EarlyStopping = bool | Literal["never"]
 
@@ -37,20 +37,6 @@ class NextBeam(NamedTuple):
     parent: int
     token_id: int
     cumulative_logprob: float
-
-
-class FinishedBeam(NamedTuple):
-    """A beam that ended."""
-
-    token_ids: tuple[int, ...]
-    """With the stop token, if one ended it."""
-    cumulative_logprob: float
-    score: float
-    """cumulative_logprob / len(token_ids) ** length_penalty."""
-    finish_reason: FinishReason
-    """STOP or LENGTH."""
-    logprobs: tuple[TokenLogprobs, ...]
-    """Of each token; empty unless the group keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
