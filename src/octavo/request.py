@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import index as index_of
 from typing import Literal, NamedTuple
@@ -281,9 +281,11 @@ class Request:
 
     def fork(self, number: int) -> Request:
         """A request like this one, as far as it has got, with its own tokens and ``number`` as its sample index."""
-        child = replace(self, id=fork_id(self.group_id, number), token_ids=self.token_ids[:], sample_index=number)
-        child.num_samples, child.num_preemptions = 1, 0
-        return child
+        return Request(
+            fork_id(self.group_id, number), self.prompt_len, self.params, self.max_tokens, self.stop_ids, self.seed, self.token_ids[:],
+            self.arrival_time, sample_index=number, num_computed=self.num_computed, num_cached_tokens=self.num_cached_tokens,
+            admitted_time=self.admitted_time, first_token_time=self.first_token_time,
+        )  # fmt: skip
 
 
 class RequestMetrics(NamedTuple):
