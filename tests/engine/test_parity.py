@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.models import tiny
 
 from octavo import LLM, SamplingParams
 from octavo.kernels.backends import describe
+from tests.models import tiny
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

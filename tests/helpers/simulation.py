@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
-
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
 from octavo.request import FinishReason, Request, RequestLimits, SamplingParams, make_request
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import RequestUpdate, StepPlan
+from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.helpers.isas import isas, native, needs_native
 from tests.helpers.paged import ROUNDING, Case, Layer, attention, exact_row
 
