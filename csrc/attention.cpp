@@ -38,12 +38,47 @@ OCTAVO_INLINE void attend_some(const Rows<T>& rows, int row, int64_t n, const Ti
   else attend_tile<T, kFull, false>(rows.set, row, static_cast<int>(n), tiles, seen, states);
 }
 
+// Few rows, tiles that all of them see whole and that lie in place: the next tile's scores are begun before this one's
+// probabilities are needed, so that neither waits for the other's results.
+template <class T, int N>
+void attend_run(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t end, float* states) {
+  alignas(64) float alpha[16], scores[2][N * kTile];
+  const RowSet<T>& set = rows.set;
+  float* first = states + set.layout.rows;
+  auto tile_at = [&](int64_t t, const Tile<T>& last) {
+    Range seen = rows.bounds(t * kTile);
+    return seen.empty() ? last : source.in_place(t * kTile, seen);
+  };
+  Tile<T> tile = tile_at(begin, {});
+  TilePair<T> tiles{tile, tile_at(begin + 1, tile)};
+  keep_scores<T, N>(set, tiles, scores[0]);
+  for (int64_t t = begin; t < end; t++) {
+    TilePair<T> next{tiles.ahead, tiles.ahead};
+    if (t + 1 < end) {
+      next.ahead = tile_at(t + 2, tiles.ahead);
+      keep_scores<T, N>(set, next, scores[(t + 1 - begin) % 2]);
+    }
+    soften_kept<T, N>(set, scores[(t - begin) % 2], states, alpha);
+    for (int r = 0; r < N; r += kValueRows)
+      weigh_rows<T, true>(N - r < kValueRows ? N - r : kValueRows, set, set.p + r * kTile, tiles, {0, kTile}, first + r * set.layout.size, alpha + r);
+    tiles = next;
+  }
+}
+
 // Passes the rows' states through tiles [begin, end), ascending. The states are the caller's: they come in and go on.
 template <class T>
 void attend(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t end, float* states) {
   Range seen[kMaxUnitRows];
   for (int64_t t = begin; t < end; t++) {
     int64_t start = t * kTile;
+    if (rows.count <= kScoreRows && source.direct && rows.all_see(start)) {
+      int64_t last = least(end, (rows.positions[0] + 1) / kTile);
+      with_count<kScoreRows>(rows.count, [&](auto count) __attribute__((always_inline)) {
+        attend_run<T, decltype(count)::value>(rows, source, t, last, states);
+      });
+      t = last - 1;
+      continue;
+    }
     TilePair<T> tiles = source.tiles(start, rows.bounds(start), rows.bounds(start + kTile));
     if (rows.all_see(start)) {
       for (int r = 0; r < rows.count; r += kScoreRows) attend_some<T, true>(rows, r, least(kScoreRows, rows.count - r), tiles, nullptr, states);
@@ -74,9 +109,9 @@ void merge_states(const StateLayout& layout, int count, float* totals, const flo
   for (int r = 0; r < count; r++) {
     float* total = totals + layout.rows + r * layout.size;
     const float* chunk = chunks + layout.rows + r * layout.size;
-    float before = totals[r], other = chunks[r], m = before > other ? before : other;
+    float before = totals[state_maximum(r)], other = chunks[state_maximum(r)], m = before > other ? before : other;
     if (other == -__builtin_inff()) continue;
-    totals[r] = m;
+    totals[state_maximum(r)] = m;
     if (before == -__builtin_inff()) {
       for (int64_t i = 0; i < layout.size; i += 16) store(total + i, load(chunk + i));
       continue;
