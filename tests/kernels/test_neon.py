@@ -23,6 +23,6 @@ def test_neon_agrees_with_portable(tmp_path: Path) -> None:
     }  # fmt: skip
     subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path, *(f"-D{key}={value}" for key, value in options.items())], check=True)
     subprocess.run(["cmake", "--build", tmp_path, "--parallel", "2"], check=True)
-    result = subprocess.run(["qemu-aarch64", tmp_path / "compare_isas"], capture_output=True, text=True, timeout=1800)
+    result = subprocess.run(["qemu-aarch64", tmp_path / "compare_isas"], check=False, capture_output=True, text=True, timeout=1800)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "neon" in result.stdout

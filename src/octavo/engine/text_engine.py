@@ -72,8 +72,9 @@ class TextEngine:
     def abort(self, request_id: int) -> RequestOutput | None:
         """Give a request up. Returns its output so far, or None if it had ended before."""
         update = self.core.abort(request_id)
-        if update is None:
-            return None
         self._incremental.discard(request_id)
+        if update is None:
+            self._outputs.discard(request_id)
+            return None
         self._outputs.push(update)
         return self._outputs.output(update)
