@@ -63,7 +63,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
     child, terminal = pty.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-        os.execv(sys.executable, [sys.executable, "-m", "octavo", "chat", "--temperature", "0", *SMALL])
+        os.execv(sys.executable, [sys.executable, "-m", "octavo", "chat", "--temperature", "0", "--repetition-penalty", "1", *SMALL])
     seen = read_until(terminal, "> ")
     os.write(terminal, b"Write a very long story about the sea.\n")
     seen = read_until(terminal, "mysterious")
