@@ -125,7 +125,7 @@ def generate(
     if as_json:
         print(json.dumps([_as_dict(text, output) for text, output in zip(texts, outputs, strict=True)], ensure_ascii=False, indent=1))
     else:
-        _print_outputs(texts, outputs)
+        _print_outputs(texts, outputs, "\n" if chat else "")
     if any(output.error for output in outputs):
         raise typer.Exit(1)
 
@@ -328,7 +328,7 @@ class _Progress:
         self._bar.update(self._task, completed=sum(stats["num_finished"].values()), speed=speed)
 
 
-def _print_outputs(texts: list[str], outputs: list[RequestOutput]) -> None:
+def _print_outputs(texts: list[str], outputs: list[RequestOutput], between: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -338,7 +338,7 @@ def _print_outputs(texts: list[str], outputs: list[RequestOutput]) -> None:
         if output.error is not None:
             line.append(f" [{output.error}]", style="red")
         elif len(output.outputs) == 1:
-            line.append(output.outputs[0].text, style="not bold green")
+            line.append(between + output.outputs[0].text, style="not bold green")
         else:
             for completion in output.outputs:
                 score = "" if completion.score is None else f" score {completion.score:.3f}"

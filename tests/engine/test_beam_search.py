@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
-from tests.models import tiny
 
 from octavo import LLM, FinishReason, InvalidRequestError, RequestOutput, SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.kernels.backends import describe
+from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
+from tests.models import tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
 
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
@@ -17,6 +16,7 @@ from octavo.errors import EngineError, InvalidRequestError
 from octavo.request import FinishReason, RequestLimits, SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import StepPlan, StepResult
+from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
 
 
 def make_core(runner: Runner | None = None, num_blocks: int = 16, prefix_caching: bool = False, **config: int) -> EngineCore:

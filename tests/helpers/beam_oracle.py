@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+
 from tests.models import tiny
 
 

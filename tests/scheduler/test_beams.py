@@ -8,10 +8,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
 
 from octavo.request import FinishReason, num_candidates
 from octavo.scheduler.beams import BeamGroup, Candidates, EarlyStopping
+from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -352,6 +352,11 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None, prompt: PromptLogprobs, now: float) -> RequestUpdate:
         """Make a sampled token known; it may end the request."""
+        if token < 0:
+            self._end(request, FinishReason.ERROR, None, now)
+            return RequestUpdate(
+                request.group_id, request.sample_index, (), None, prompt, FinishReason.ERROR, None, request.metrics, _no_token()
+            )
         known = request.token_ids
         known.append(token)
         num_output = len(known) - request.prompt_len
@@ -404,8 +409,7 @@ class Scheduler:
         if not sampled:
             return updates
         if found is None:
-            error = EngineError("no token can be chosen for a beam, as its logits are not numbers: the weights may be damaged")
-            return updates + self._give_up_search(search, FinishReason.ERROR, None, now, error)
+            return updates + self._give_up_search(search, FinishReason.ERROR, None, now, _no_token())
         search.offer(beam.id, found)
         return updates + (self._advance(search, now) if search.ready else [])
 
@@ -461,3 +465,9 @@ class Scheduler:
             group.live.discard(request.sample_index)
             if not group.live:
                 del self._groups[group.request_id]
+
+
+def _no_token() -> EngineError:
+    return EngineError(
+        "no token can be chosen: the request forbids all of them, or the logits are not numbers and the weights may be damaged"
+    )
