@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
-from octavo.request import FinishReason, Request, RequestLimits, SamplingParams, fork_id, make_request, num_candidates, split_id
+from octavo.limits import RequestLimits, make_request
+from octavo.request import FinishReason, Request, SamplingParams, fork_id, num_candidates, split_id
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.scheduler import Scheduler
