@@ -17,7 +17,7 @@ def add_beams(sim: Simulation, prompt: int | list[int], width: int, max_tokens: 
 
 
 def num_beams(sim: Simulation, request_id: int) -> int:
-    return len(sim.scheduler._searches[request_id].beams)
+    return len(sim.scheduler._queues.searches[request_id].beams)
 
 
 def test_a_beam_that_goes_on_alone_is_not_forked() -> None:
@@ -27,10 +27,10 @@ def test_a_beam_that_goes_on_alone_is_not_forked() -> None:
     sim.step()
     assert (num_beams(sim, request_id), sim.blocks.sharing.num_forks, sim.blocks.stats().used) == (4, 3, 2)
     while sim.scheduler.has_work:
-        before, forks = {b.id for b in sim.scheduler._searches[request_id].beams}, sim.blocks.sharing.num_forks
+        before, forks = {b.id for b in sim.scheduler._queues.searches[request_id].beams}, sim.blocks.sharing.num_forks
         sim.step()
         if sim.scheduler.has_work:
-            after = {b.id for b in sim.scheduler._searches[request_id].beams}
+            after = {b.id for b in sim.scheduler._queues.searches[request_id].beams}
             assert sim.blocks.sharing.num_forks - forks == len(after - before) == len(before - after)
             assert sim.blocks.request_ids == after
     assert sim.blocks.sharing.num_fork_copies <= sim.blocks.sharing.num_forks
@@ -44,16 +44,16 @@ def test_rows_are_kept_for_beams_to_come() -> None:
     late = sim.add(3, 2)
     sim.step()
     sim.step()
-    assert [r.id for r in sim.scheduler._running] == [single, beams]
+    assert [r.id for r in sim.scheduler._queues.running] == [single, beams]
     for _ in range(6):
         sim.step()
-        assert late not in {r.id for r in sim.scheduler._running}
+        assert late not in {r.id for r in sim.scheduler._queues.running}
     sim.run()
     assert sim.runner.max_rows == 5
     wide = add_beams(sim, 3, 5)
     other = sim.add(2, 4)
     sim.step()
-    assert [r.id for r in sim.scheduler._running] == [wide] and [r.id for r in sim.scheduler._waiting] == [other]
+    assert [r.id for r in sim.scheduler._queues.running] == [wide] and [r.id for r in sim.scheduler._queues.waiting] == [other]
     sim.run()
 
 

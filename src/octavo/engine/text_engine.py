@@ -8,7 +8,8 @@ from typing import Any
 from octavo.engine.core import EngineCore, RequestUpdate
 from octavo.engine.outputs import OutputProcessor, RequestOutput
 from octavo.errors import InvalidRequestError
-from octavo.request import FinishReason, SamplingParams, make_request
+from octavo.limits import make_request
+from octavo.request import FinishReason, SamplingParams
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
