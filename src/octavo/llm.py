@@ -12,7 +12,7 @@ from typing import Any, Literal
 from octavo.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.build import BuiltEngine, build_engine
 from octavo.engine.outputs import RequestOutput, refused, with_delta
-from octavo.engine.text_engine import Message, Prompt
+from octavo.engine.text_engine import Message, Prompt, TextEngine
 from octavo.errors import EngineClosedError, InvalidRequestError
 from octavo.request import SamplingParams
 from octavo.text.tokenizer import Tokenizer
@@ -120,6 +120,11 @@ class LLM(AbstractContextManager["LLM"]):
         """Model, kernels and KV cache, for people."""
         built = self._open
         return f"{self.config.model.model} ({built.spec.architecture}, {built.dtype}) on {built.backend.name}\n{built.cache.describe()}"
+
+    @property
+    def engine(self) -> TextEngine:
+        """What steps the requests; hand it to an ``AsyncEngine``, and then use it through that alone."""
+        return self._open.engine
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -24,7 +24,7 @@ class TextEngine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self.core = core
         self.tokenizer = tokenizer
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self._outputs = OutputProcessor(tokenizer)
         self._incremental: set[int] = set()
 
@@ -36,25 +36,26 @@ class TextEngine:
             raise InvalidRequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         return [*prompt]
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
-        if self._chat_template is None:
-            raise InvalidRequestError("this model has no chat template; use generate() with the prompt's text")
-        return self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
+    def render(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer; ``variables`` such as tools reach the template."""
+        if self.chat_template is None:
+            raise InvalidRequestError("this model has no chat template; give it the text of a prompt instead of messages")
+        return self.tokenizer.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise InvalidRequestError if this request would be refused."""
         make_request(0, token_ids, params, self.core.limits, 0.0)
 
-    def add(self, prompt: Prompt | None, token_ids: Sequence[int], params: SamplingParams, incremental: bool) -> int:
-        """Queue a request. Returns its id. With ``incremental``, each step that brings it tokens gives an output."""
+    def add(self, prompt: Prompt | None, token_ids: Sequence[int], params: SamplingParams, incremental: bool, deltas: bool = False) -> int:
+        """Queue a request. Returns its id. With ``incremental``, each step that brings it tokens gives an output; with ``deltas`` that
+        holds only what is new: text, token ids and log-probabilities since the output before."""
         if incremental and params.num_samples > params.n:
             raise InvalidRequestError(
                 f"best_of={params.best_of} cannot be streamed, as the best are known only at the end: leave best_of out, or do not stream"
             )
         request_id = self.core.add_request(token_ids, params)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.core.limits.eos_token_ids)
-        self._outputs.add(request_id, prompt if isinstance(prompt, str) else None, token_ids, params, stop_ids, incremental)
+        self._outputs.add(request_id, prompt if isinstance(prompt, str) else None, token_ids, params, stop_ids, incremental, deltas)
         if incremental:
             self._incremental.add(request_id)
         return request_id
