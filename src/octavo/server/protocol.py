@@ -1,0 +1,262 @@
+"""What clients send: the bodies of OpenAI's API, and what they mean as ``SamplingParams``.
+
+A field that is declared here has an effect. Of the others, those of ``NO_EFFECT`` are accepted, since leaving them out changes nothing
+a client could miss; those of ``MISSING`` are refused, since their effect would be missed; unknown ones are ignored and logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from octavo.errors import InvalidRequestError
+from octavo.request import MAX_BEST_OF, MAX_LOGPROBS, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+NO_EFFECT = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction",
+    "reasoning_effort", "reasoning", "verbosity", "truncation", "spaces_between_special_tokens", "background", "include", "request_id",
+})  # fmt: skip
+
+MISSING = {
+    "audio": "this model makes text only",
+    "bad_words": "give forbidden_token_ids, or logit_bias",
+    "chat_template": "a template comes from the model alone",
+    "continue_final_message": "send the prompt's text to /v1/completions instead",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "documents": "put them into a message",
+    "function_call": "it is the old form of tool_choice; use that",
+    "functions": "it is the old form of tools; use these",
+    "guided_json": "use response_format",
+    "include_stop_str_in_output": "append the choice's stop_reason yourself",
+    "logits_processors": "no code of clients is run",
+    "max_tool_calls": "tools are run by the client",
+    "prompt": "give input instead",
+    "previous_response_id": "nothing is stored; send the whole conversation as input",
+    "skip_special_tokens": "special tokens are never part of the text",
+    "suffix": "this model completes prompts at their end only",
+    "truncate_prompt_tokens": "shorten the prompt",
+    "use_beam_search": "give beam_width instead",
+    "web_search_options": "there is no web search",
+}
+_HARMLESS = {"skip_special_tokens": (None, True), "include_stop_str_in_output": (None, False), "modalities": (None, ["text"])}
+
+_seen_unknown: set[str] = set()
+
+Int32 = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenIds = list[Int32]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    include_usage: bool = False
+    """Send the usage in a last chunk, without choices."""
+
+
+class Body(BaseModel):
+    """Any request: types are strict, so that "1" is no number, and NaN is none either."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    def check_extra(self) -> None:
+        """Refuse known fields whose effect would be missed; log unknown ones, each once."""
+        for name, value in (self.model_extra or {}).items():
+            if name in MISSING or name in _HARMLESS:
+                if value not in _HARMLESS.get(name, (None, False, "", [], {})):
+                    why = MISSING.get(name, "this model makes text only")
+                    raise InvalidRequestError(f"{name} is not supported: {why}")
+            elif name not in NO_EFFECT and name not in _seen_unknown and len(_seen_unknown) < 1000:
+                _seen_unknown.add(name)
+                logger.warning("a request has the field %.100r, which is not known and ignored (logged once)", name)
+
+
+class Sampling(Body):
+    """The fields that choose tokens; None is the default of ``SamplingParams``."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    allowed_token_ids: TokenIds | None = None
+    forbidden_token_ids: TokenIds | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    min_tokens: Int32 | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_BEST_OF)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_BEST_OF)] | None = None
+    beam_width: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    cache_prefix: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def params(self, max_tokens: int | None, logprobs: int | None, **others: Any) -> SamplingParams:
+        """These fields as parameters of the engine."""
+        self.check_extra()
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options is for streams: set stream to true, or leave it out")
+        given = {name: value for name in _PLAIN if (value := getattr(self, name)) is not None}
+        if self.beam_width is not None:
+            given.setdefault("temperature", 0.0)
+        given |= others
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, logit_bias=_token_biases(self.logit_bias), **given)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+_PLAIN = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "allowed_token_ids",
+    "forbidden_token_ids", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "prompt_logprobs", "n", "best_of", "beam_width",
+    "length_penalty", "early_stopping", "cache_salt", "cache_prefix", "priority",
+)  # fmt: skip
+
+
+def _token_biases(given: dict[str, float] | None) -> dict[int, float] | None:
+    if not given:
+        return None
+    bad = next((key for key in given if not (key.isascii() and key.isdigit() and len(key) < 10)), None)
+    if bad is not None:
+        raise InvalidRequestError(f"logit_bias has the key {bad[:40]!r}; keys are token ids, such as '42'")
+    return {int(key): value for key, value in given.items()}
+
+
+class CompletionRequest(Sampling):
+    """Body of /v1/completions."""
+
+    prompt: str | list[str] | TokenIds | list[TokenIds]
+    max_tokens: Int32 | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    def to_params(self) -> SamplingParams:
+        """With ``max_tokens=0``, which scores a prompt, one token is computed and not shown; ``echo`` scores the prompt too."""
+        others = {}
+        if self.echo and self.logprobs is not None:
+            others["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        if self.max_tokens == 0:
+            others["min_tokens"] = 0
+        return self.params(1 if self.max_tokens == 0 else self.max_tokens, self.logprobs, **others)
+
+
+class ContentPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: str
+    arguments: str = "{}"
+    """JSON, as text."""
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionSpec(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments."""
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: str
+
+
+class NamedTool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class ChatRequest(Sampling):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """The old name of max_completion_tokens."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template."""
+
+    def to_params(self) -> SamplingParams:
+        """The shorter of the two limits holds where both are given."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs: set logprobs to true, or leave top_logprobs out")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise InvalidRequestError(f"response_format {self.response_format.type} is not supported: the output is free text")
+        if self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool):
+            raise InvalidRequestError("tool_choice can be none or auto here: a call cannot be forced")
+        limits = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
+        return self.params(min(limits, default=None), (self.top_logprobs or 0) if self.logprobs else None)
+
+
+class TokenizeRequest(Body):
+    """Body of /tokenize: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    """Add what the model expects at a prompt's start, such as BOS; for a prompt only."""
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(Body):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: TokenIds
