@@ -1,8 +1,8 @@
 """The engine for many clients at once: one thread steps it, asyncio tasks submit requests and listen to their outputs.
 
-    engine thread   calls | step | calls | step ...        one call_soon_threadsafe per step and event loop,
-                               \\              \\            whatever the number of requests
-    event loop                  deliver        deliver
+engine thread   calls | step | calls | step ...        one call_soon_threadsafe per step and event loop,
+                           \\              \\            whatever the number of requests
+event loop                  deliver        deliver
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Numbered(NamedTuple):
     """An output, and which of the requests that were submitted together it belongs to."""
 
-    index: int
+    number: int
     output: RequestOutput
 
 

@@ -139,7 +139,7 @@ class _Reply:
             events.append(self._chunk(index, {"content": content}, logprobs=self._logprobs(completion)))
         elif content:
             events.append(f'data: {self._prefix}{index}, "delta": {{"content": {json.dumps(content)}}}, "logprobs": null{self._suffix}\n\n')
-        events += [self._chunk(index, {"tool_calls": [self._call(index, call) | {"index": call.index}]}) for call in calls]
+        events += [self._chunk(index, {"tool_calls": [self._call(index, call) | {"index": call.number}]}) for call in calls]
         if completion.finish_reason is not None:
             self._ended.add(index)
             events.append(self._chunk(index, {}, finish_reason=self._reason(completion), stop_reason=completion.stop_reason))
@@ -163,7 +163,7 @@ class _Reply:
         return content, calls
 
     def _call(self, index: int, call: ToolCallText) -> dict[str, Any]:
-        call_id = f"call_{self._id[-24:]}{index}_{call.index}"
+        call_id = f"call_{self._id[-24:]}{index}_{call.number}"
         return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def _reason(self, completion: CompletionOutput) -> str:

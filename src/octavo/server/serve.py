@@ -12,12 +12,16 @@ import typer
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Directory, .gguf file, hub id, or short name of an installed model package.")] = "smollm2-135m",
+    model: Annotated[
+        str, typer.Argument(help="Directory, .gguf file, hub id, or short name of an installed model package.")
+    ] = "smollm2-135m",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every interface.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[list[str] | None, typer.Option(help="Name for clients; may be given several times.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OCTAVO_API_KEY", help="Key that clients must send.")] = None,
-    kv_memory: Annotated[str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")
+    ] = None,
     num_blocks: Annotated[int | None, typer.Option(help="Number of KV blocks, instead of --kv-memory.")] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")] = 16,
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output together.")] = None,

@@ -79,7 +79,9 @@ class Service:
         if not prompts:
             raise InvalidRequestError("prompt is an empty list; give at least one prompt of at least one token")
         if len(prompts) > self.config.max_prompts:
-            raise InvalidRequestError(f"prompt is a list of {len(prompts)}, but max_prompts is {self.config.max_prompts}: send fewer at once")
+            raise InvalidRequestError(
+                f"prompt is a list of {len(prompts)}, but max_prompts is {self.config.max_prompts}: send fewer at once"
+            )
 
         def encode_all() -> Prompts:
             return [(p if isinstance(p, str) else None, self.engine.text.encode(p)) for p in prompts]
@@ -201,7 +203,9 @@ class Job:
         left = self._deadline - time.monotonic()
         if left <= 0:
             limit = self._service.config.request_timeout
-            raise DeadlineError(f"the request took more than {limit:g} s, the server's limit: ask for fewer tokens, or raise request_timeout")
+            raise DeadlineError(
+                f"the request took more than {limit:g} s, the server's limit: ask for fewer tokens, or raise request_timeout"
+            )
         return min(left, keep_alive)
 
     def _look_at(self, output: RequestOutput) -> None:

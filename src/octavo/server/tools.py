@@ -35,7 +35,8 @@ For each function call, return a json object with function name and arguments wi
 class ToolCallText(NamedTuple):
     """A call that the model has written."""
 
-    index: int
+    number: int
+    """From 0, within an answer."""
     name: str
     arguments: str
     """JSON."""
