@@ -3,87 +3,14 @@
 //   keys    |chunk 0 = 16 tiles of 32|chunk 1|chunk 2 ..     at absolute positions, wherever their blocks lie
 //   row     state passes through the tiles of a chunk, ascending; then total = merge(total, chunk), ascending
 #include "attention_plan.h"
+#include "attention_source.h"
 #include "attention_tile.h"
 #include "kernels.h"
-#include "kv_layout.h"
 #include "parallel.h"
 #include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-OCTAVO_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-OCTAVO_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// The keys and values of one request and one KV head, tile by tile.
-template <class T>
-struct Source {
-  const KVLayout* kv;
-  const int32_t* table;
-  int64_t layer, head;
-  int64_t padded_dim;
-  T* copy;  // [kTile] keys, then as many values, in the layout of a block of kTile keys
-  int block_bits = __builtin_ctz(static_cast<unsigned>(kv->block_size));
-  bool direct = kv->block_size >= kHalf && padded_dim == kv->head_dim;  // halves of 16 keys are read where they lie
-
-  static constexpr int kDepth = Product<T>::kDepth;
-
-  OCTAVO_MEMBER const T* keys(int64_t position) const {
-    return reinterpret_cast<const T*>(keys_of(*kv, layer, table[position >> block_bits], head));
-  }
-  OCTAVO_MEMBER const T* values(int64_t position) const {
-    return reinterpret_cast<const T*>(values_of(*kv, layer, table[position >> block_bits], head));
-  }
-  OCTAVO_MEMBER int64_t offset(int64_t position) const { return position & (kv->block_size - 1); }
-
-  // The tile that starts at `start` and the one after it, of which some row sees the keys of these ranges: no other block is looked up.
-  OCTAVO_MEMBER TilePair<T> tiles(int64_t start, Range seen, Range seen_ahead) const {
-    Tile<T> now = direct ? in_place(start, seen) : gathered(start, seen);
-    return {now, direct && !seen_ahead.empty() ? in_place(start + kTile, seen_ahead) : now};
-  }
-
-  OCTAVO_MEMBER Tile<T> in_place(int64_t start, Range seen) const {
-    int first = seen.lo / kHalf, last = (seen.hi - 1) / kHalf;
-    Tile<T> t{{}, {}, int64_t{kv->block_size} * kDepth, padded_dim * kDepth};
-    for (int half = first; half <= last; half++) {
-      int64_t position = start + half * kHalf;
-      t.k[half] = keys(position) + offset(position) * kDepth;
-      t.v[half] = values(position) + offset(position) * padded_dim;
-    }
-    if (first == last) {  // nobody sees the other half, so any memory will do
-      t.k[1 - first] = t.k[first];
-      t.v[1 - first] = t.v[first];
-    }
-    return t;
-  }
-
-  Tile<T> gathered(int64_t start, Range seen) const {
-    int64_t span = least(kv->block_size, kTile);
-    T* v = copy + kTile * padded_dim;
-    for (int64_t j = seen.lo / span * span; j < seen.hi; j += span) {
-      copy_keys(keys(start + j), offset(start + j), span, copy + j * kDepth);
-      copy_values(values(start + j), offset(start + j), span, j, v);
-    }
-    return {{copy, copy + kHalf * kDepth}, {v, v + kHalf * padded_dim}, kTile * kDepth, padded_dim * kDepth};
-  }
-
-  OCTAVO_MEMBER void copy_keys(const T* block, int64_t from, int64_t count, T* out) const {
-    int64_t stride = int64_t{kv->block_size} * kDepth;
-    const T* in = block + from * kDepth;
-    for (int64_t i = 0; i < kv->head_dim; i += kDepth, in += stride, out += kTile * kDepth)
-      for (int64_t j = 0; j < count * kDepth; j++) out[j] = in[j];
-  }
-
-  OCTAVO_MEMBER void copy_values(const T* block, int64_t from, int64_t count, int64_t j, T* v) const {
-    int64_t dim = kv->head_dim;
-    if (kDepth == 2 && count == 1) {
-      for (int64_t i = 0; i < dim; i++) v[(j / 2 * padded_dim + i) * 2 + j % 2] = block[i];
-      return;
-    }
-    for (int64_t s = 0; s < count; s += kDepth)
-      std::memcpy(v + (j + s) * padded_dim, block + (from + s) * dim, static_cast<size_t>(dim * kDepth) * sizeof(T));
-  }
-};
 
 // The rows of one unit.
 template <class T>
@@ -111,12 +38,47 @@ OCTAVO_INLINE void attend_some(const Rows<T>& rows, int row, int64_t n, const Ti
   else attend_tile<T, kFull, false>(rows.set, row, static_cast<int>(n), tiles, seen, states);
 }
 
+// Few rows, tiles that all of them see whole and that lie in place: the next tile's scores are begun before this one's
+// probabilities are needed, so that neither waits for the other's results.
+template <class T, int N>
+void attend_run(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t end, float* states) {
+  alignas(64) float alpha[16], scores[2][N * kTile];
+  const RowSet<T>& set = rows.set;
+  float* first = states + set.layout.rows;
+  auto tile_at = [&](int64_t t, const Tile<T>& last) {
+    Range seen = rows.bounds(t * kTile);
+    return seen.empty() ? last : source.in_place(t * kTile, seen);
+  };
+  Tile<T> tile = tile_at(begin, {});
+  TilePair<T> tiles{tile, tile_at(begin + 1, tile)};
+  keep_scores<T, N>(set, tiles, scores[0]);
+  for (int64_t t = begin; t < end; t++) {
+    TilePair<T> next{tiles.ahead, tiles.ahead};
+    if (t + 1 < end) {
+      next.ahead = tile_at(t + 2, tiles.ahead);
+      keep_scores<T, N>(set, next, scores[(t + 1 - begin) % 2]);
+    }
+    soften_kept<T, N>(set, scores[(t - begin) % 2], states, alpha);
+    for (int r = 0; r < N; r += kValueRows)
+      weigh_rows<T, true>(N - r < kValueRows ? N - r : kValueRows, set, set.p + r * kTile, tiles, {0, kTile}, first + r * set.layout.size, alpha + r);
+    tiles = next;
+  }
+}
+
 // Passes the rows' states through tiles [begin, end), ascending. The states are the caller's: they come in and go on.
 template <class T>
 void attend(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t end, float* states) {
   Range seen[kMaxUnitRows];
   for (int64_t t = begin; t < end; t++) {
     int64_t start = t * kTile;
+    if (rows.count <= kScoreRows && source.direct && rows.all_see(start)) {
+      int64_t last = least(end, (rows.positions[0] + 1) / kTile);
+      with_count<kScoreRows>(rows.count, [&](auto count) __attribute__((always_inline)) {
+        attend_run<T, decltype(count)::value>(rows, source, t, last, states);
+      });
+      t = last - 1;
+      continue;
+    }
     TilePair<T> tiles = source.tiles(start, rows.bounds(start), rows.bounds(start + kTile));
     if (rows.all_see(start)) {
       for (int r = 0; r < rows.count; r += kScoreRows) attend_some<T, true>(rows, r, least(kScoreRows, rows.count - r), tiles, nullptr, states);
@@ -147,9 +109,9 @@ void merge_states(const StateLayout& layout, int count, float* totals, const flo
   for (int r = 0; r < count; r++) {
     float* total = totals + layout.rows + r * layout.size;
     const float* chunk = chunks + layout.rows + r * layout.size;
-    float before = totals[r], other = chunks[r], m = before > other ? before : other;
+    float before = totals[state_maximum(r)], other = chunks[state_maximum(r)], m = before > other ? before : other;
     if (other == -__builtin_inff()) continue;
-    totals[r] = m;
+    totals[state_maximum(r)] = m;
     if (before == -__builtin_inff()) {
       for (int64_t i = 0; i < layout.size; i += 16) store(total + i, load(chunk + i));
       continue;

@@ -63,10 +63,11 @@ struct AttentionPlan {
   int64_t states_used;    // ... how many of them this step needs
 };
 
-// Floats of some rows' running states. Maxima first, so that 16 of them can be read from any row on; then each row's output
-// [head_dim, rounded up to 16] and sum [16 lanes].
+// Floats of some rows' running states. Maxima first, eight rows to a line, so that a vector of them starts at any row; then each
+// row's output [head_dim, rounded up to 16] and sum [16 lanes].
+inline constexpr int64_t state_maximum(int64_t row) { return row / 8 * 16 + row % 8; }
+inline constexpr int64_t state_maxima_floats(int64_t rows) { return (rows + 7) / 8 * 16 + 16; }
 inline constexpr int64_t state_row_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 16; }
-inline constexpr int64_t state_maxima_floats(int64_t rows) { return (rows + 15) / 16 * 16 + 16; }
 inline constexpr int64_t state_floats(int64_t head_dim, int64_t rows) { return state_maxima_floats(rows) + rows * state_row_floats(head_dim); }
 
 AttentionPlan* make_attention_plan(const AttentionShape& shape);

@@ -7,6 +7,7 @@
 // What happens to a row's state is a function of its range and the tile alone. How many rows share a call, and whether
 // they see the whole tile, selects code and never an operation: each row has the same ones in the same order.
 #pragma once
+#include "attention_plan.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -111,7 +112,7 @@ struct RowSet {
   T* p;  // [kScoreRows][kTile] scratch
 };
 
-// Lane r: the maximum over the lanes of x[r], for r < N <= 8; the other lanes hold some of these too.
+// Lane r: the maximum over the lanes of x[r], for r < N <= 8; minus infinity in the other lanes.
 template <int N>
 OCTAVO_INLINE F16 row_maxima(const F16 (&x)[N]) {
 #if defined(__AVX512F__)
@@ -125,12 +126,13 @@ OCTAVO_INLINE F16 row_maxima(const F16 (&x)[N]) {
   __m512 low = quarters(halves(0, 1), halves(2, 3)), high = N > 4 ? quarters(halves(4, 5), halves(6, 7)) : low;
   __m512 both = _mm512_max_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
   both = _mm512_max_ps(both, _mm512_permute_ps(both, 0xb1));
-  return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14), both)};
+  F16 ordered{_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0), both)};
 #else
   alignas(64) float m[16];
-  for (int r = 0; r < 16; r++) m[r] = reduce_max(x[r < N ? r : 0]);
-  return load(m);
+  for (int r = 0; r < N; r++) m[r] = reduce_max(x[r]);
+  F16 ordered = load(m);
 #endif
+  return keep(ordered, 0, N, -__builtin_inff());
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1)
@@ -182,7 +184,7 @@ OCTAVO_INLINE void soften(const RowSet<T>& set, F16 (&s)[N][2], const Range* see
   alignas(64) float new_max[16];
   F16 old = load(maxima), m = max(row_maxima(highest), old);
   store(new_max, m);
-  store_first(maxima, m, N);
+  store(maxima, m);  // a whole vector, so that the next tile can take it before it has reached the cache; other rows' stay as they are
   store(alpha, exp(old - m));
   OCTAVO_UNROLL
   for (int r = 0; r < N; r++) {
@@ -275,7 +277,23 @@ static void score_rows(const RowSet<T>& set, int row, const TilePair<T>& tiles, 
   F16 s[N][2];
   const T* q = set.q + (row / kScoreRows * set.dim * kScoreRows + row % kScoreRows * Product<T>::kDepth);
   score<T, N, kAhead>(q, set.dim, tiles, s);
-  soften<T, N, kFull>(set, s, seen, states + row, states + set.layout.rows + row * set.layout.size, alpha);
+  soften<T, N, kFull>(set, s, seen, states + state_maximum(row), states + set.layout.rows + row * set.layout.size, alpha);
+}
+
+// The same in two steps, for a unit's first N rows and a tile that they see whole.
+template <class T, int N>
+static __attribute__((noinline)) void keep_scores(const RowSet<T>& set, const TilePair<T>& tiles, float* scores) {
+  F16 s[N][2];
+  score<T, N, true>(set.q, set.dim, tiles, s);
+  OCTAVO_UNROLL
+  for (int r = 0; r < N; r++) store(scores + r * kTile, s[r][0]), store(scores + r * kTile + kHalf, s[r][1]);
+}
+template <class T, int N>
+static __attribute__((noinline)) void soften_kept(const RowSet<T>& set, const float* scores, float* states, float* alpha) {
+  F16 s[N][2];
+  OCTAVO_UNROLL
+  for (int r = 0; r < N; r++) s[r][0] = load(scores + r * kTile), s[r][1] = load(scores + r * kTile + kHalf);
+  soften<T, N, true>(set, s, nullptr, states, states + set.layout.rows, alpha);
 }
 
 // Passes the states of `n` rows, from `row` on and within one group of kScoreRows, through one tile. kFull: all see all of it.

@@ -1,6 +1,7 @@
 // The Python module octavo._native: programs, packing, the pool. Arrays come as addresses; native.py has checked them
 // and keeps them alive.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -206,6 +207,7 @@ void bind_program(nb::module_& m) {
       .def("paged_attention", paged_attention)
       .def("sample", sample)
       .def("run", &Program::run, nb::call_guard<nb::gil_scoped_release>())
+      .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
       .def("__len__", &Program::size);
 }
 

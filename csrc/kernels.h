@@ -116,7 +116,7 @@ struct GatherArgs {
 // The KV pool of one layer. Within one block, per KV head (so a tile of keys is read in whole vectors):
 //   bf16  K [head_dim/2][block_size][2]   V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
 //   f32   K [head_dim][block_size]        V [block_size][head_dim]
-// A layer is [num_blocks][K of all heads, V of all heads].
+// A layer is [num_blocks][num_kv_heads][K, V].
 struct KVLayout {
   char* base;           // all layers
   int64_t layer_bytes;  // num_blocks * block_bytes

@@ -14,23 +14,26 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kRows = 8, kMaxRows = 14, kPanels = 2;  // 16 + 2 + 1, at most 28 + 2 + 1 of 32 registers
 #elif defined(__AVX2__)
-constexpr int kRows = 6, kMaxRows = 6, kPanels = 1;  // 12 + 2 + 1 of 16
+constexpr int kRows = 5, kMaxRows = 5, kPanels = 1;  // 10 + 2 + 1 of 16, and a mask
 #elif defined(__aarch64__)
 constexpr int kRows = 4, kMaxRows = 4, kPanels = 1;  // 16 + 4 + 4 of 32
 #else
-constexpr int kRows = 2, kMaxRows = 2, kPanels = 1;  // 8 + 4 + 4 of 16
+constexpr int kRows = 3, kMaxRows = 3, kPanels = 1;  // 12 of 16, weights from memory
 #endif
 constexpr int kGroupRows = 64;             // rows that a unit of work multiplies with the panels it holds
 constexpr int64_t kUnitBytes = 256 << 10;  // of weights per unit: they stay in the L2 cache while rows pass
 constexpr int64_t kUnitsPerThread = 8;
 
-// How one step along k reads x and the weights: pairs of bf16, or single floats.
+// How one step along k reads x and the weights: kParts vectors, each multiplied before the next is loaded. Where the machine has no
+// products of bf16, x is widened to float before, once per unit of work, and the elements of a pair are two parts.
+#if defined(__AVX512BF16__)
 struct Bf16 {
-  using Element = uint16_t;
-  static constexpr int kStep = 2;
+  using Weight = uint16_t;
+  using Input = uint16_t;
   using Vector = B32;
-  OCTAVO_INLINE Vector weights(const uint16_t* p) { return load_pairs(p); }
-  OCTAVO_INLINE Vector input(const uint16_t* p) {
+  static constexpr int kStep = 2, kParts = 1;
+  OCTAVO_INLINE Vector weights(const uint16_t* p, int) { return load_pairs(p); }
+  OCTAVO_INLINE Vector input(const uint16_t* p, int) {
     uint32_t pair;
     std::memcpy(&pair, p, sizeof pair);
     return set1_pair(pair);
@@ -38,15 +41,38 @@ struct Bf16 {
   OCTAVO_INLINE Vector last_input(const uint16_t* p) { return set1_pair(*p); }
   OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return dot_pairs(acc, x, w); }
 };
-
-struct Float {
-  using Element = float;
-  static constexpr int kStep = 1;
+#else
+struct Bf16 {
+  using Weight = uint16_t;
+  using Input = float;
   using Vector = F16;
-  OCTAVO_INLINE Vector weights(const float* p) { return load(p); }
-  OCTAVO_INLINE Vector input(const float* p) { return set1(*p); }
+  static constexpr int kStep = 2, kParts = 2;
+  OCTAVO_INLINE Vector weights(const uint16_t* p, int part) {
+    return part == 0 ? first_as_float(load_pairs(p)) : second_as_float(load_pairs(p));
+  }
+  OCTAVO_INLINE Vector input(const float* p, int part) { return set1(p[part]); }
   OCTAVO_INLINE Vector last_input(const float* p) { return set1(*p); }
   OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return fmadd(x, w, acc); }
+};
+#endif
+
+struct Float {
+  using Weight = float;
+  using Input = float;
+  using Vector = F16;
+  static constexpr int kStep = 1, kParts = 1;
+  OCTAVO_INLINE Vector weights(const float* p, int) { return load(p); }
+  OCTAVO_INLINE Vector input(const float* p, int) { return set1(*p); }
+  OCTAVO_INLINE Vector last_input(const float* p) { return set1(*p); }
+  OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return fmadd(x, w, acc); }
+};
+
+// Some rows of x, as a tile reads them.
+template <class P>
+struct Rows {
+  const typename P::Input* x;
+  int64_t stride;
+  int64_t count;
 };
 
 // Where a tile's outputs go: `width` columns from `out` on, of which the last panel may be partly filled.
@@ -75,18 +101,22 @@ OCTAVO_INLINE void store_tile(const F16 (&acc)[ROWS][PANELS], const Output& o) {
   }
 }
 
-// One step along k; the inputs are loaded where they are used, or the compiler runs out of registers.
+// One step along k, or the LAST, which is an odd one out: its pair's second element is zero in the weights, and must be here.
+// Inputs are loaded where they are used, or the compiler runs out of registers.
 template <class P, bool LAST, int ROWS, int PANELS>
-OCTAVO_INLINE void multiply_step(F16 (&acc)[ROWS][PANELS], const typename P::Element* x, int64_t x_stride, const typename P::Element* w,
+OCTAVO_INLINE void multiply_step(F16 (&acc)[ROWS][PANELS], const typename P::Input* x, int64_t x_stride, const typename P::Weight* w,
                                  int64_t panel_size) {
-  typename P::Vector b[PANELS];
   OCTAVO_UNROLL
-  for (int p = 0; p < PANELS; p++) b[p] = P::weights(w + p * panel_size);
-  OCTAVO_UNROLL
-  for (int r = 0; r < ROWS; r++) {
-    typename P::Vector a = LAST ? P::last_input(x + r * x_stride) : P::input(x + r * x_stride);
+  for (int part = 0; part < (LAST ? 1 : P::kParts); part++) {
+    typename P::Vector b[PANELS];
     OCTAVO_UNROLL
-    for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], a, b[p]);
+    for (int p = 0; p < PANELS; p++) b[p] = P::weights(w + p * panel_size, part);
+    OCTAVO_UNROLL
+    for (int r = 0; r < ROWS; r++) {
+      typename P::Vector a = LAST ? P::last_input(x + r * x_stride) : P::input(x + r * x_stride, part);
+      OCTAVO_UNROLL
+      for (int p = 0; p < PANELS; p++) acc[r][p] = P::multiply(acc[r][p], a, b[p]);
+    }
   }
 }
 
@@ -97,7 +127,7 @@ struct Ahead {
 };
 
 template <class P, int ROWS, int PANELS>
-static void multiply_tile(const typename P::Element* x, int64_t x_stride, const typename P::Element* w, int64_t panel_size, int64_t in,
+static void multiply_tile(const typename P::Input* x, int64_t x_stride, const typename P::Weight* w, int64_t panel_size, int64_t in,
                           Ahead ahead, const Output& o) {
   F16 acc[ROWS][PANELS];
   OCTAVO_UNROLL
@@ -110,17 +140,16 @@ static void multiply_tile(const typename P::Element* x, int64_t x_stride, const 
     for (int p = 0; p < PANELS; p++, ahead.next += ahead.stride) __builtin_prefetch(ahead.next, 0, 2);
     multiply_step<P, false>(acc, x + k, x_stride, w + k * kPanel, panel_size);
   }
-  // An odd one out: its pair's second element is zero in the weights, and must be here.
   if (k < in) multiply_step<P, true>(acc, x + k, x_stride, w + k * kPanel, panel_size);
   store_tile(acc, o);
 }
 
-// The tile with as many rows as are left, at most ROWS.
+// The tile with as many rows as there are, at most ROWS.
 template <class P, int PANELS, int ROWS>
-OCTAVO_INLINE void multiply_rows(int64_t rows, const typename P::Element* x, int64_t x_stride, const typename P::Element* w,
-                                 int64_t panel_size, int64_t in, Ahead ahead, const Output& o) {
-  if (rows >= ROWS) return multiply_tile<P, ROWS, PANELS>(x, x_stride, w, panel_size, in, ahead, o);
-  if constexpr (ROWS > 1) multiply_rows<P, PANELS, ROWS - 1>(rows, x, x_stride, w, panel_size, in, ahead, o);
+OCTAVO_INLINE void multiply_rows(const Rows<P>& rows, const typename P::Weight* w, int64_t panel_size, int64_t in, Ahead ahead,
+                                 const Output& o) {
+  if (rows.count >= ROWS) return multiply_tile<P, ROWS, PANELS>(rows.x, rows.stride, w, panel_size, in, ahead, o);
+  if constexpr (ROWS > 1) multiply_rows<P, PANELS, ROWS - 1>(rows, w, panel_size, in, ahead, o);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -128,35 +157,48 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Some panels, at most kPanels, and all rows of a unit. The weights at `next` are asked for meanwhile, spread over the rows.
 template <class P, int PANELS>
-static void multiply_panels(const LinearArgs& a, int64_t row, int64_t last_row, int64_t panel, const typename P::Element* next) {
-  using Element = typename P::Element;
-  const PackedMatrix& m = *a.weight;
-  int64_t size = panel_size(m.in_features, m.dtype), column = panel * kPanel;
-  const Element* w = static_cast<const Element*>(m.data) + panel * size;
-  int64_t rows = last_row - row, tile = rows <= kMaxRows ? rows : kRows, num_tiles = ceil_div(rows, tile);
-  int64_t line = P::kStep * kPanel * static_cast<int64_t>(sizeof(Element));
+static void multiply_panels(const PackedMatrix& m, const Rows<P>& rows, int64_t panel, const typename P::Weight* next, Output o) {
+  int64_t size = panel_size(m.in_features, m.dtype);
+  int64_t num_tiles = rows.count <= kMaxRows ? 1 : ceil_div(rows.count, kRows), tile = ceil_div(rows.count, num_tiles);
+  const typename P::Weight* w = static_cast<const typename P::Weight*>(m.data) + panel * size;
+  int64_t line = P::kStep * kPanel * static_cast<int64_t>(sizeof *w);
   Ahead ahead{reinterpret_cast<const char*>(next), next == nullptr ? 0 : ceil_div(line, num_tiles)};
-  for (; row < last_row; row += tile) {
-    const Element* x = static_cast<const Element*>(a.x) + row * a.x_stride;
-    Output o{a.out + row * a.out_stride + column, a.out_stride, m.bias ? m.bias + column : nullptr, m.out_features - column};
-    multiply_rows<P, PANELS, kMaxRows>(least(tile, last_row - row), x, a.x_stride, w, size, m.in_features, ahead, o);
+  for (int64_t r = 0; r < rows.count; r += tile, o.out += tile * o.stride) {
+    Rows<P> some{rows.x + r * rows.stride, rows.stride, least(tile, rows.count - r)};
+    multiply_rows<P, PANELS, kMaxRows>(some, w, size, m.in_features, ahead, o);
     ahead.next += ahead.stride * PANELS * (m.in_features / P::kStep);
   }
 }
 
 // Panels [panel, last_panel) of a unit; `then` is the panel that this thread's next unit probably begins with.
 template <class P>
-static void multiply_unit(const LinearArgs& a, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel, int64_t then) {
-  using Element = typename P::Element;
+static void multiply_unit(const LinearArgs& a, const Rows<P>& rows, float* out, int64_t panel, int64_t last_panel, int64_t then) {
   const PackedMatrix& m = *a.weight;
-  int64_t size = panel_size(m.in_features, m.dtype);
+  const auto* weights = static_cast<const typename P::Weight*>(m.data);
   while (panel < last_panel) {
-    int64_t count = least(last_panel - panel, kPanels);
+    int64_t count = least(last_panel - panel, kPanels), column = panel * kPanel;
     int64_t next = panel + count < last_panel ? panel + count : then;
-    const Element* ahead = next * kPanel < m.out_features ? static_cast<const Element*>(m.data) + next * size : nullptr;
-    if (count == kPanels) multiply_panels<P, kPanels>(a, row, last_row, panel, ahead);
-    else multiply_panels<P, 1>(a, row, last_row, panel, ahead);
+    const auto* ahead = next * kPanel < m.out_features ? weights + next * panel_size(m.in_features, m.dtype) : nullptr;
+    Output o{out + column, a.out_stride, m.bias ? m.bias + column : nullptr, m.out_features - column};
+    if (count == kPanels) multiply_panels<P, kPanels>(m, rows, panel, ahead, o);
+    else multiply_panels<P, 1>(m, rows, panel, ahead, o);
     panel += count;
+  }
+}
+
+// Rows of x where they lie, or widened to float in the thread's scratch.
+template <class P>
+static Rows<P> load_rows(const LinearArgs& a, int64_t row, int64_t count, Pool& pool, int thread) {
+  if constexpr (sizeof(typename P::Input) == sizeof(typename P::Weight)) {
+    return {static_cast<const typename P::Input*>(a.x) + row * a.x_stride, a.x_stride, count};
+  } else {
+    int64_t in = a.weight->in_features, stride = ceil_div(in, kPanel) * kPanel;
+    float* wide = static_cast<float*>(pool.scratch(thread, count * stride * static_cast<int64_t>(sizeof(float))));
+    for (int64_t r = 0; r < count; r++) {
+      const uint16_t* x = static_cast<const uint16_t*>(a.x) + (row + r) * a.x_stride;
+      for (int64_t k = 0; k < in; k++) wide[r * stride + k] = bf16_to_float(x[k]);
+    }
+    return {wide, stride, count};
   }
 }
 
@@ -167,16 +209,17 @@ static void multiply(const LinearArgs& a, Pool& pool) {
   int64_t rows = *a.count, panels = ceil_div(m.out_features, kPanel);
   if (rows <= 0) return;
   int64_t groups = ceil_div(rows, kGroupRows), group_rows = ceil_div(ceil_div(rows, groups), kRows) * kRows;
-  int64_t tile_bytes = kPanels * panel_size(m.in_features, m.dtype) * static_cast<int64_t>(sizeof(typename P::Element));
+  int64_t tile_bytes = kPanels * panel_size(m.in_features, m.dtype) * static_cast<int64_t>(sizeof(typename P::Weight));
   int64_t tiles = ceil_div(panels, kPanels);
   int64_t tiles_per_unit = ceil_div(tiles * groups, kUnitsPerThread * pool.num_threads());
   int64_t most = kUnitBytes / tile_bytes > 1 ? kUnitBytes / tile_bytes : 1;
   int64_t block = (tiles_per_unit < most ? tiles_per_unit : most) * kPanels;
   groups = ceil_div(rows, group_rows);
-  parallel_for(pool, ceil_div(panels, block) * groups, [&](int64_t unit, int) {
+  parallel_for(pool, ceil_div(panels, block) * groups, [&](int64_t unit, int thread) {
     int64_t row = unit % groups * group_rows, panel = unit / groups * block;
     int64_t then = (unit + pool.num_threads()) / groups * block;
-    multiply_unit<P>(a, row, least(row + group_rows, rows), panel, least(panel + block, panels), then);
+    Rows<P> x = load_rows<P>(a, row, least(group_rows, rows - row), pool, thread);
+    multiply_unit<P>(a, x, a.out + row * a.out_stride, panel, least(panel + block, panels), then);
   });
 }
 

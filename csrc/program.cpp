@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include <chrono>
+
 namespace octavo {
 
 Program::~Program() {
@@ -19,6 +21,19 @@ void Program::run() {
   pool_.begin_step();
   for (const AnyNode& node : nodes_) std::visit([this](const auto& n) { n(pool_); }, node);
   pool_.end_step();
+}
+
+std::map<std::string, double> Program::profile() {
+  using Clock = std::chrono::steady_clock;
+  std::map<std::string, double> seconds;
+  pool_.begin_step();
+  for (const AnyNode& node : nodes_) {
+    auto start = Clock::now();
+    std::visit([this](const auto& n) { n(pool_); }, node);
+    seconds[kNames[node.index()]] += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  pool_.end_step();
+  return seconds;
 }
 
 }  // namespace octavo

@@ -1,6 +1,7 @@
 // A step, recorded once: ops with their arguments by value. Running it is one call, whatever the step's shape.
 #pragma once
 #include <map>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -27,6 +28,9 @@ class Program {
 
   void run();
 
+  // Runs once; the seconds that each kind of op took in all.
+  std::map<std::string, double> profile();
+
   const Kernels& kernels() const { return kernels_; }
   int num_threads() const { return pool_.num_threads(); }
   size_t size() const { return nodes_.size(); }
@@ -45,6 +49,10 @@ class Program {
   };
   using AnyNode = std::variant<Node<EmbedArgs>, Node<LinearArgs>, Node<NormArgs>, Node<RotaryArgs>, Node<GatedArgs>, Node<GatherArgs>,
                                Node<WriteKVArgs>, Node<CopyBlocksArgs>, PlanNode, Node<AttentionArgs>, Node<SampleArgs>>;
+
+  static constexpr const char* kNames[] = {"embed",       "linear",   "rms_norm",    "rotary",         "gated_activation", "gather_rows",
+                                           "write_kv",    "copy_blocks", "plan_attention", "paged_attention",  "sample"};  // of AnyNode
+  static_assert(std::size(kNames) == std::variant_size_v<AnyNode>);
 
   const Kernels& kernels_;
   Pool& pool_;

@@ -1,7 +1,15 @@
 // Sixteen floats, whatever the machine's registers are; one source for every instruction set.
 //
-//   F16  16 floats            one AVX-512 register, two of AVX2, four of NEON, or plain loops
+//   F16  16 floats            one AVX-512 register, two of AVX2, four of NEON, or four small vectors
 //   B32  16 pairs of bf16     what one step of a bf16 product reads
+//
+//   load, store                    16 floats, at any address; load_first, store_first: the first n, zero elsewhere or untouched
+//   load_bf16, store_bf16          16 bf16 as floats; rounded to nearest even, NaN stays NaN
+//   + - * / max min fmadd          lane by lane; max and min give the second argument where either is NaN
+//   keep(a, lo, hi, other)         lanes lo <= i < hi of a, `other` elsewhere
+//   round_nearest, scale2(a, n)    to an integer, ties to even; a * 2^n for integral n in [-126, 127]
+//   first_of_pairs, second_...     pairs with the other element zeroed; ..._as_float: that element as a float
+//   dot_pairs(acc, a, b)           acc + a.first * b.first + a.second * b.second, as the instruction orders it, or in this order
 //
 // Everything lives in the namespace of its instruction set (see kernels.h). Sums and maxima over lanes are taken in one
 // fixed order, and fmadd rounds once where the machine can, so a kernel's bits depend on its own arguments alone.
@@ -30,278 +38,19 @@ OCTAVO_INLINE uint16_t float_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+}  // namespace octavo::OCTAVO_ISA
+
 #if defined(__AVX512F__)
-
-struct F16 {
-  __m512 v;
-};
-OCTAVO_INLINE F16 zero() { return {_mm512_setzero_ps()}; }
-OCTAVO_INLINE F16 set1(float x) { return {_mm512_set1_ps(x)}; }
-OCTAVO_INLINE F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
-OCTAVO_INLINE void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
-OCTAVO_INLINE F16 load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p)}; }
-OCTAVO_INLINE void store_first(float* p, F16 a, int n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), a.v); }
-OCTAVO_INLINE F16 load_bf16(const uint16_t* p) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
-}
-OCTAVO_INLINE __m256i round_bf16(F16 a) {
-  __m512i bits = _mm512_castps_si512(a.v);
-  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i up = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  __m512i nan = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
-  __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(up, is_nan, nan));
-}
-OCTAVO_INLINE void store_bf16(uint16_t* p, F16 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_bf16(a)); }
-OCTAVO_INLINE F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
-OCTAVO_INLINE F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
-OCTAVO_INLINE F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
-OCTAVO_INLINE F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
-OCTAVO_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
-OCTAVO_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
-OCTAVO_INLINE F16 fmadd(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// Lanes lo <= i < hi of a, `other` elsewhere.
-OCTAVO_INLINE F16 keep(F16 a, int lo, int hi, float other) {
-  __mmask16 m = static_cast<__mmask16>(((1u << hi) - 1) & ~((1u << lo) - 1));
-  return {_mm512_mask_blend_ps(m, _mm512_set1_ps(other), a.v)};
-}
-OCTAVO_INLINE F16 round_nearest(F16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// a * 2^n for integral n in [-126, 127]
-OCTAVO_INLINE F16 scale2(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
-
-struct B32 {
-  __m512i v;
-};
-OCTAVO_INLINE B32 load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
-OCTAVO_INLINE B32 set1_pair(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
-// Pairs with the second element (the upper half) zeroed, or the first.
-OCTAVO_INLINE B32 first_of_pairs(B32 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(0x0000ffff))}; }
-OCTAVO_INLINE B32 second_of_pairs(B32 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))}; }
-#if defined(__AVX512BF16__)
-// acc[i] + a[i].second * b[i].second + a[i].first * b[i].first, as the instruction orders it
-OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)}; }
-#else
-OCTAVO_INLINE F16 first_as_float(B32 a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
-OCTAVO_INLINE F16 second_as_float(B32 a) { return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))}; }
-OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
-  return fmadd(second_as_float(a), second_as_float(b), fmadd(first_as_float(a), first_as_float(b), acc));
-}
-#endif
-
+#include "simd_avx512.h"
 #elif defined(__AVX2__)
-
-struct F16 {
-  __m256 lo, hi;
-};
-// Eight lanes of ones where lo <= lane + offset < hi.
-OCTAVO_INLINE __m256i lanes_between(int lo, int hi, int offset) {
-  __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(offset));
-  return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), lane));
-}
-OCTAVO_INLINE F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-OCTAVO_INLINE F16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-OCTAVO_INLINE F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-OCTAVO_INLINE void store(float* p, F16 a) {
-  _mm256_storeu_ps(p, a.lo);
-  _mm256_storeu_ps(p + 8, a.hi);
-}
-OCTAVO_INLINE F16 load_first(const float* p, int n) {
-  return {_mm256_maskload_ps(p, lanes_between(0, n, 0)), _mm256_maskload_ps(p + 8, lanes_between(0, n, 8))};
-}
-OCTAVO_INLINE void store_first(float* p, F16 a, int n) {
-  _mm256_maskstore_ps(p, lanes_between(0, n, 0), a.lo);
-  _mm256_maskstore_ps(p + 8, lanes_between(0, n, 8), a.hi);
-}
-OCTAVO_INLINE __m256 load_bf16_8(const uint16_t* p) {
-  __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-}
-OCTAVO_INLINE F16 load_bf16(const uint16_t* p) { return {load_bf16_8(p), load_bf16_8(p + 8)}; }
-OCTAVO_INLINE __m256i round_bf16_8(__m256 a) {
-  __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
-  __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-  __m256i up = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-  __m256i nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-  return _mm256_blendv_epi8(up, nan, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
-}
-OCTAVO_INLINE __m256i round_bf16(F16 a) {
-  return _mm256_permute4x64_epi64(_mm256_packus_epi32(round_bf16_8(a.lo), round_bf16_8(a.hi)), 0xd8);
-}
-OCTAVO_INLINE void store_bf16(uint16_t* p, F16 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_bf16(a)); }
-OCTAVO_INLINE F16 operator+(F16 a, F16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-OCTAVO_INLINE F16 operator-(F16 a, F16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-OCTAVO_INLINE F16 operator*(F16 a, F16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-OCTAVO_INLINE F16 operator/(F16 a, F16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
-OCTAVO_INLINE F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-OCTAVO_INLINE F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
-OCTAVO_INLINE F16 fmadd(F16 a, F16 b, F16 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
-OCTAVO_INLINE F16 keep(F16 a, int lo, int hi, float other) {
-  __m256 o = _mm256_set1_ps(other);
-  return {_mm256_blendv_ps(o, a.lo, _mm256_castsi256_ps(lanes_between(lo, hi, 0))),
-          _mm256_blendv_ps(o, a.hi, _mm256_castsi256_ps(lanes_between(lo, hi, 8)))};
-}
-OCTAVO_INLINE F16 round_nearest(F16 a) {
-  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
-}
-OCTAVO_INLINE __m256 power_of_two(__m256 n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
-}
-OCTAVO_INLINE F16 scale2(F16 a, F16 n) { return a * F16{power_of_two(n.lo), power_of_two(n.hi)}; }
-
-struct B32 {
-  __m256i lo, hi;
-};
-OCTAVO_INLINE B32 load_pairs(const uint16_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16))};
-}
-OCTAVO_INLINE B32 set1_pair(uint32_t pair) {
-  __m256i v = _mm256_set1_epi32(static_cast<int>(pair));
-  return {v, v};
-}
-OCTAVO_INLINE B32 and_pairs(B32 a, uint32_t mask) {
-  __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
-  return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
-}
-OCTAVO_INLINE B32 first_of_pairs(B32 a) { return and_pairs(a, 0x0000ffffu); }
-OCTAVO_INLINE B32 second_of_pairs(B32 a) { return and_pairs(a, 0xffff0000u); }
-OCTAVO_INLINE F16 first_as_float(B32 a) {
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(a.lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(a.hi, 16))};
-}
-OCTAVO_INLINE F16 second_as_float(B32 a) {
-  B32 high = second_of_pairs(a);
-  return {_mm256_castsi256_ps(high.lo), _mm256_castsi256_ps(high.hi)};
-}
-OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
-  return fmadd(second_as_float(a), second_as_float(b), fmadd(first_as_float(a), first_as_float(b), acc));
-}
-
-#elif defined(__aarch64__) && !defined(OCTAVO_PLAIN_LOOPS)
-
-#define OCTAVO_EACH for (int i = 0; i < 4; i++)
-struct F16 {
-  float32x4_t v[4];
-};
-// Four lanes of ones where lo <= lane + offset < hi.
-OCTAVO_INLINE uint32x4_t lanes_between(int lo, int hi, int offset) {
-  constexpr int32_t first[4] = {0, 1, 2, 3};
-  int32x4_t lane = vaddq_s32(vld1q_s32(first), vdupq_n_s32(offset));
-  return vandq_u32(vcgeq_s32(lane, vdupq_n_s32(lo)), vcltq_s32(lane, vdupq_n_s32(hi)));
-}
-OCTAVO_INLINE F16 set1(float x) { F16 r; OCTAVO_EACH r.v[i] = vdupq_n_f32(x); return r; }
-OCTAVO_INLINE F16 zero() { return set1(0.0f); }
-OCTAVO_INLINE F16 load(const float* p) { F16 r; OCTAVO_EACH r.v[i] = vld1q_f32(p + 4 * i); return r; }
-OCTAVO_INLINE void store(float* p, F16 a) { OCTAVO_EACH vst1q_f32(p + 4 * i, a.v[i]); }
-OCTAVO_INLINE F16 load_first(const float* p, int n) {
-  float x[16] = {};
-  std::memcpy(x, p, sizeof(float) * n);
-  return load(x);
-}
-OCTAVO_INLINE void store_first(float* p, F16 a, int n) {
-  float x[16];
-  store(x, a);
-  std::memcpy(p, x, sizeof(float) * n);
-}
-OCTAVO_INLINE F16 load_bf16(const uint16_t* p) {
-  F16 r;
-  OCTAVO_EACH r.v[i] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16));
-  return r;
-}
-OCTAVO_INLINE uint16x4_t round_bf16_4(float32x4_t a) {
-  uint32x4_t bits = vreinterpretq_u32_f32(a), high = vshrq_n_u32(bits, 16);
-  uint32x4_t up = vshrq_n_u32(vaddq_u32(bits, vaddq_u32(vandq_u32(high, vdupq_n_u32(1)), vdupq_n_u32(0x7fff))), 16);
-  return vmovn_u32(vbslq_u32(vceqq_f32(a, a), up, vorrq_u32(high, vdupq_n_u32(0x40))));
-}
-OCTAVO_INLINE void store_bf16(uint16_t* p, F16 a) { OCTAVO_EACH vst1_u16(p + 4 * i, round_bf16_4(a.v[i])); }
-OCTAVO_INLINE F16 operator+(F16 a, F16 b) { OCTAVO_EACH a.v[i] = vaddq_f32(a.v[i], b.v[i]); return a; }
-OCTAVO_INLINE F16 operator-(F16 a, F16 b) { OCTAVO_EACH a.v[i] = vsubq_f32(a.v[i], b.v[i]); return a; }
-OCTAVO_INLINE F16 operator*(F16 a, F16 b) { OCTAVO_EACH a.v[i] = vmulq_f32(a.v[i], b.v[i]); return a; }
-OCTAVO_INLINE F16 operator/(F16 a, F16 b) { OCTAVO_EACH a.v[i] = vdivq_f32(a.v[i], b.v[i]); return a; }
-// Compared and selected, so that NaN takes the second argument as on x86.
-OCTAVO_INLINE F16 max(F16 a, F16 b) { OCTAVO_EACH a.v[i] = vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); return a; }
-OCTAVO_INLINE F16 min(F16 a, F16 b) { OCTAVO_EACH a.v[i] = vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); return a; }
-OCTAVO_INLINE F16 fmadd(F16 a, F16 b, F16 c) { OCTAVO_EACH c.v[i] = vfmaq_f32(c.v[i], a.v[i], b.v[i]); return c; }
-OCTAVO_INLINE F16 keep(F16 a, int lo, int hi, float other) {
-  OCTAVO_EACH a.v[i] = vbslq_f32(lanes_between(lo, hi, 4 * i), a.v[i], vdupq_n_f32(other));
-  return a;
-}
-OCTAVO_INLINE F16 round_nearest(F16 a) { OCTAVO_EACH a.v[i] = vrndnq_f32(a.v[i]); return a; }
-OCTAVO_INLINE F16 scale2(F16 a, F16 n) {
-  OCTAVO_EACH {
-    int32x4_t exponent = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23);
-    a.v[i] = vmulq_f32(a.v[i], vreinterpretq_f32_s32(exponent));
-  }
-  return a;
-}
-
-struct B32 {
-  uint32x4_t v[4];
-};
-OCTAVO_INLINE B32 load_pairs(const uint16_t* p) {
-  B32 r;
-  OCTAVO_EACH r.v[i] = vreinterpretq_u32_u16(vld1q_u16(p + 8 * i));
-  return r;
-}
-OCTAVO_INLINE B32 set1_pair(uint32_t pair) { B32 r; OCTAVO_EACH r.v[i] = vdupq_n_u32(pair); return r; }
-OCTAVO_INLINE B32 and_pairs(B32 a, uint32_t mask) { OCTAVO_EACH a.v[i] = vandq_u32(a.v[i], vdupq_n_u32(mask)); return a; }
-OCTAVO_INLINE B32 first_of_pairs(B32 a) { return and_pairs(a, 0x0000ffffu); }
-OCTAVO_INLINE B32 second_of_pairs(B32 a) { return and_pairs(a, 0xffff0000u); }
-OCTAVO_INLINE F16 first_as_float(B32 a) { F16 r; OCTAVO_EACH r.v[i] = vreinterpretq_f32_u32(vshlq_n_u32(a.v[i], 16)); return r; }
-OCTAVO_INLINE F16 second_as_float(B32 a) {
-  B32 high = second_of_pairs(a);
-  F16 r;
-  OCTAVO_EACH r.v[i] = vreinterpretq_f32_u32(high.v[i]);
-  return r;
-}
-OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
-  return fmadd(second_as_float(a), second_as_float(b), fmadd(first_as_float(a), first_as_float(b), acc));
-}
-#undef OCTAVO_EACH
-
-#else  // plain loops over 16 lanes
-
-struct F16 {
-  float v[16];
-};
-#define OCTAVO_EACH for (int i = 0; i < 16; i++)
-OCTAVO_INLINE F16 zero() { return {}; }
-OCTAVO_INLINE F16 set1(float x) { F16 r; OCTAVO_EACH r.v[i] = x; return r; }
-OCTAVO_INLINE F16 load(const float* p) { F16 r; std::memcpy(r.v, p, sizeof r.v); return r; }
-OCTAVO_INLINE void store(float* p, F16 a) { std::memcpy(p, a.v, sizeof a.v); }
-OCTAVO_INLINE F16 load_first(const float* p, int n) { F16 r{}; for (int i = 0; i < n; i++) r.v[i] = p[i]; return r; }
-OCTAVO_INLINE void store_first(float* p, F16 a, int n) { for (int i = 0; i < n; i++) p[i] = a.v[i]; }
-OCTAVO_INLINE F16 load_bf16(const uint16_t* p) { F16 r; OCTAVO_EACH r.v[i] = bf16_to_float(p[i]); return r; }
-OCTAVO_INLINE void store_bf16(uint16_t* p, F16 a) { OCTAVO_EACH p[i] = float_to_bf16(a.v[i]); }
-OCTAVO_INLINE F16 operator+(F16 a, F16 b) { F16 r; OCTAVO_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
-OCTAVO_INLINE F16 operator-(F16 a, F16 b) { F16 r; OCTAVO_EACH r.v[i] = a.v[i] - b.v[i]; return r; }
-OCTAVO_INLINE F16 operator*(F16 a, F16 b) { F16 r; OCTAVO_EACH r.v[i] = a.v[i] * b.v[i]; return r; }
-OCTAVO_INLINE F16 operator/(F16 a, F16 b) { F16 r; OCTAVO_EACH r.v[i] = a.v[i] / b.v[i]; return r; }
-OCTAVO_INLINE F16 max(F16 a, F16 b) { F16 r; OCTAVO_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
-OCTAVO_INLINE F16 min(F16 a, F16 b) { F16 r; OCTAVO_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return r; }
-OCTAVO_INLINE F16 fmadd(F16 a, F16 b, F16 c) { F16 r; OCTAVO_EACH r.v[i] = a.v[i] * b.v[i] + c.v[i]; return r; }
-OCTAVO_INLINE F16 keep(F16 a, int lo, int hi, float other) { F16 r; OCTAVO_EACH r.v[i] = i >= lo && i < hi ? a.v[i] : other; return r; }
-OCTAVO_INLINE F16 round_nearest(F16 a) { F16 r; OCTAVO_EACH r.v[i] = std::nearbyint(a.v[i]); return r; }
-OCTAVO_INLINE F16 scale2(F16 a, F16 n) {
-  F16 r;
-  OCTAVO_EACH r.v[i] = a.v[i] * std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23);
-  return r;
-}
-
-struct B32 {
-  uint32_t v[16];
-};
-OCTAVO_INLINE B32 load_pairs(const uint16_t* p) { B32 r; std::memcpy(r.v, p, sizeof r.v); return r; }
-OCTAVO_INLINE B32 set1_pair(uint32_t pair) { B32 r; OCTAVO_EACH r.v[i] = pair; return r; }
-OCTAVO_INLINE B32 first_of_pairs(B32 a) { OCTAVO_EACH a.v[i] &= 0x0000ffffu; return a; }
-OCTAVO_INLINE B32 second_of_pairs(B32 a) { OCTAVO_EACH a.v[i] &= 0xffff0000u; return a; }
-OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
-  OCTAVO_EACH acc.v[i] += std::bit_cast<float>(a.v[i] << 16) * std::bit_cast<float>(b.v[i] << 16);
-  OCTAVO_EACH acc.v[i] += std::bit_cast<float>(a.v[i] & 0xffff0000u) * std::bit_cast<float>(b.v[i] & 0xffff0000u);
-  return acc;
-}
-#undef OCTAVO_EACH
-
+#include "simd_avx2.h"
+#elif defined(__aarch64__) && !defined(OCTAVO_PORTABLE)
+#include "simd_neon.h"
+#else
+#include "simd_portable.h"
 #endif
+
+namespace octavo::OCTAVO_ISA {
 
 // Sum and maximum of the 16 lanes: halves folded onto each other, 8, 4, 2, 1.
 OCTAVO_INLINE float reduce_add(F16 a) {

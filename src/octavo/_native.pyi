@@ -111,6 +111,8 @@ class Program:
     ) -> None: ...
     def run(self) -> None:
         """Run all recorded ops, without the GIL."""
+    def profile(self) -> dict[str, float]:
+        """Run them once; the seconds that each kind of op took in all."""
     def __len__(self) -> int: ...
 
 def available_isas() -> list[str]:

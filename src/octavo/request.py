@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import index as index_of
 from typing import Literal, NamedTuple
@@ -95,7 +95,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for each prompt position; the first entry is None."""
     n: int = 1
-    """Outputs to return. They share the prompt's blocks; sample i is the same whatever n is."""
+    """Outputs to return: samples, which share the prompt's blocks (sample i is the same whatever n is); or the best beams."""
     best_of: int | None = None
     """Samples to draw, of which the n with the highest cumulative log-probability are returned, best first; None draws n."""
     cache_prefix: bool = True
@@ -165,6 +165,8 @@ class SamplingParams:
         _require(self.beam_width >= 1, f"beam_width must be at least 1, or None for no beam search, not {self.beam_width}")
         _require(self.greedy, f"beam search does not sample: set temperature=0.0 with beam_width, not {self.temperature}")
         _require(not self.stop, "beam search cannot end at stop strings; use stop_token_ids, or no beam_width")
+        _require(self.best_of is None, "beam search draws no samples: leave best_of out; n of the beam_width beams are returned")
+        _require(self.n <= self.beam_width, f"n={self.n} outputs are more than the beams: beam_width={self.beam_width}")
         for name, off in _NOT_WITH_BEAMS.items():
             value = getattr(self, name)
             _require(value == off, f"beam search takes the model's own probabilities: leave {name} at {off}, not {value!r}")
@@ -245,6 +247,11 @@ class Request:
     """The stop token id or stop string that ended it, where it was neither the model's own nor the length."""
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the runner that it takes at most at a time."""
+        return self.params.beam_width or 1
+
+    @property
     def group_id(self) -> int:
         """The request that its caller submitted."""
         return self.id & _GROUP_MASK
@@ -274,9 +281,11 @@ class Request:
 
     def fork(self, number: int) -> Request:
         """A request like this one, as far as it has got, with its own tokens and ``number`` as its sample index."""
-        child = replace(self, id=fork_id(self.group_id, number), token_ids=self.token_ids[:], sample_index=number)
-        child.num_samples, child.num_preemptions = 1, 0
-        return child
+        return Request(
+            fork_id(self.group_id, number), self.prompt_len, self.params, self.max_tokens, self.stop_ids, self.seed, self.token_ids[:],
+            self.arrival_time, sample_index=number, num_computed=self.num_computed, num_cached_tokens=self.num_cached_tokens,
+            admitted_time=self.admitted_time, first_token_time=self.first_token_time,
+        )  # fmt: skip
 
 
 class RequestMetrics(NamedTuple):
@@ -436,6 +445,9 @@ def _check_beam_width(width: int, num_stop_ids: int, limits: RequestLimits) -> N
         width <= limits.max_num_seqs,
         f"beam_width={width} beams run together, but max_num_seqs is {limits.max_num_seqs}: "
         f"lower beam_width to {limits.max_num_seqs}, or start the engine with a larger max_num_seqs",
+    )
+    _require(
+        width <= limits.vocab_size, f"beam_width={width} beams are more than the model has tokens: lower beam_width to {limits.vocab_size}"
     )
     wanted, most = num_candidates(width, num_stop_ids), MAX_LOGPROBS // num_candidates(1, num_stop_ids)
     fix = f"lower beam_width to {most}" if most else f"name at most {MAX_LOGPROBS - 1} stop_token_ids"

@@ -51,7 +51,7 @@ def test_release_goes_from_the_last_block_to_the_first() -> None:
 def test_truncate_gives_up_the_tail_alone() -> None:
     blocks = BlockManager(6, 4)
     blocks.reserve(1, 18)
-    assert blocks.num_tokens_without(1, 2) == 12
+    assert blocks.num_tokens_without([1], 2) == 12
     assert blocks.truncate(1, 12) == 2
     assert (blocks.block_ids(1).tolist(), blocks.num_tokens(1), blocks.num_free) == ([0, 1, 2], 12, 3)
     assert blocks.truncate(1, 11) == 0
@@ -63,9 +63,9 @@ def test_a_shared_tail_is_worth_nothing() -> None:
     blocks = BlockManager(6, 4)
     blocks.reserve(1, 16)
     blocks.pool.share(2)
-    assert blocks.owns_any_alone(1)
-    assert blocks.num_tokens_without(1, 1) == 12
-    assert blocks.num_tokens_without(1, 2) == 4
+    assert blocks.owns_any_alone([1])
+    assert blocks.num_tokens_without([1], 1) == 12
+    assert blocks.num_tokens_without([1], 2) == 4
     assert blocks.truncate(1, 4) == 2
     assert blocks.stats().shared == 0 and blocks.num_free == 4
 
@@ -219,7 +219,7 @@ def test_what_several_tables_lack_together_is_what_reserving_takes() -> None:
         assert free - blocks.num_free == missing
         blocks.end_step()
         wanted = chance.randint(0, 12)
-        keep, free = blocks.num_tokens_without_together(group, wanted), blocks.num_free
+        keep, free = blocks.num_tokens_without(group, wanted), blocks.num_free
         freed = sum(blocks.truncate(member, min(keep, blocks.num_tokens(member))) for member in group)
         assert freed == blocks.num_free - free
         assert freed >= wanted or keep == 0
@@ -232,5 +232,5 @@ def test_tails_are_cut_no_further_than_needed() -> None:
     blocks.fork(0, 1, array("i"))
     for member in (0, 1):
         blocks.reserve(member, 13)
-    assert [blocks.num_tokens_without_together([0, 1], n) for n in (0, 1, 2, 3, 4, 5, 6, 7)] == [16, 12, 12, 8, 8, 4, 0, 0]
-    assert [blocks.num_tokens_without_together([0], n) for n in (1, 2, 3)] == [12, 8, 0]
+    assert [blocks.num_tokens_without([0, 1], n) for n in (0, 1, 2, 3, 4, 5, 6, 7)] == [16, 12, 12, 8, 8, 4, 0, 0]
+    assert [blocks.num_tokens_without([0], n) for n in (1, 2, 3)] == [12, 8, 0]

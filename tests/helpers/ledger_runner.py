@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.request import SamplingParams
+from octavo.request import SamplingParams, num_candidates
+from octavo.scheduler.beams import Candidates
 from octavo.scheduler.step import StepPlan, StepResult, TokenLogprobs
 
 VOCAB = 1000
@@ -21,6 +24,15 @@ def canned_logprob(token: int) -> float:
     return -(token % 13) / 4
 
 
+def canned_candidates(seed: int, token_ids: Sequence[int], count: int) -> Candidates:
+    """The continuations of a beam, in a small part of the vocabulary: a function of seed and all tokens before."""
+    chance = random.Random(hash((seed, *token_ids)))
+    logprobs = [-chance.choice([0.5, 1.0])]
+    while len(logprobs) < count:
+        logprobs.append(logprobs[-1] - chance.choice([0.0, 0.25, 1.0]))
+    return Candidates(chance.sample(range(100), count), logprobs)
+
+
 @dataclass
 class Row:
     prompt_len: int
@@ -29,6 +41,7 @@ class Row:
     sample_index: int
     tokens: list[int]
     blocks: list[int]
+    num_stop_ids: int
     computed: int = -1
     contents: list[int] = field(default_factory=list)
 
@@ -63,7 +76,7 @@ class LedgerRunner:
         for new in plan.admitted:
             assert new.request_id not in self.rows, "admitted twice"
             assert new.request_id in plan.request_ids, "admitted but not scheduled"
-            row = Row(new.prompt_len, new.params, new.seed, new.sample_index, list(new.token_ids), list(new.block_ids))
+            row = Row(new.prompt_len, new.params, new.seed, new.sample_index, list(new.token_ids), list(new.block_ids), len(new.stop_ids))
             self.rows[new.request_id] = row
         self._check_size(plan)
         self._append_blocks(plan)
@@ -110,6 +123,8 @@ class LedgerRunner:
         row = self.rows[request_id]
         end = start + len(tokens)
         assert row.computed in (-1, start), "positions are left out or computed twice"
+        if row.params.beam_width is not None and start == len(row.tokens):
+            row.tokens += tokens  # the scheduler's choice; whether it was right, its outputs tell
         assert tokens == row.tokens[start:end], "other tokens than those known"
         assert -(-end // self.block_size) == len(row.blocks), "the table has not exactly the blocks needed"
         for position in range(start, end):
@@ -123,6 +138,14 @@ class LedgerRunner:
             for position in range(row.computed):
                 assert self.slots[self._slot(row, position)] == row.content(position), f"position {position} holds something else"
             assert (plan.sampled[i] > 0) == (row.computed == len(row.tokens))
+            if row.params.beam_width is not None:
+                if plan.sampled[i]:
+                    assert plan.sampled[i] == 1
+                    count = num_candidates(row.params.beam_width, row.num_stop_ids)
+                    found = canned_candidates(row.seed, row.tokens, count)
+                    logprobs[len(sampled)] = TokenLogprobs(found.token_ids[0], found.logprobs[0], 1, *map(tuple, found))
+                    sampled.append(found.token_ids[0])
+                continue
             for number in range(plan.sampled[i]):
                 token = canned_token(row.seed, row.computed, number if plan.sampled[i] > 1 else row.sample_index)
                 if row.params.num_logprobs is not None:

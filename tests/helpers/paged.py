@@ -16,6 +16,7 @@ from octavo.kernels.reference import attend
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 EXP_ERROR = 2.4e-7
+NEVER_READ = np.iinfo(np.int32).max // 2  # a block id that ends the process where it is followed
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Pool:
         self.cache: KVCache = backend.kv_cache(KVShape(len(case.layers), num_blocks, block_size, case.kv_heads, case.head_dim, case.dtype))
         self.cache.fill(range(num_blocks), float("nan"))
         order = np.random.default_rng(seed).permutation(num_blocks).astype(np.int32)
-        self.tables = np.full((len(counts), max(counts) + 1), np.iinfo(np.int32).max // 2, np.int32)  # never to be read
+        self.tables = np.full((len(counts), max(counts) + 1), NEVER_READ, np.int32)
         for row, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
             self.tables[row, :count] = order[end - count : end]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
+from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_candidates, canned_token
 
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
-from octavo.request import FinishReason, Request, RequestLimits, SamplingParams, fork_id, make_request
+from octavo.request import FinishReason, Request, RequestLimits, SamplingParams, fork_id, make_request, num_candidates, split_id
+from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.step import RequestUpdate, StepPlan
+from octavo.scheduler.step import FinishedBeam, RequestUpdate, StepPlan
 
 
 @dataclass
@@ -42,7 +43,9 @@ class Simulation:
         self.blocks = BlockManager(self.num_blocks, self.block_size, self.prefix_caching)
         self.scheduler = Scheduler(config, self.max_model_len, self.blocks)
         self.runner = LedgerRunner(self.num_blocks, self.block_size, self.max_num_batched_tokens, self.max_num_seqs)
-        self.limits = RequestLimits(VOCAB, self.max_model_len, self.num_blocks * self.block_size)
+        self.limits = RequestLimits(
+            VOCAB, self.max_model_len, self.num_blocks * self.block_size, block_size=self.block_size, max_num_seqs=self.max_num_seqs
+        )
         self._passed: dict[int, int] = {}
         self._held = False
 
@@ -64,6 +67,8 @@ class Simulation:
 
     def abort(self, request_id: int, sample_index: int | None = None) -> None:
         expected = self.live(request_id) if sample_index is None else self.live(request_id) & {sample_index}
+        if sample_index is not None and self.requests[request_id].params.beam_width is not None:
+            expected = set()
         updates = self.scheduler.abort(request_id, sample_index=sample_index, now=float(self.steps))
         assert {update.sample_index for update in updates} == expected and len(updates) == len(expected)
         for update in updates:
@@ -109,19 +114,24 @@ class Simulation:
         assert self.blocks.num_free == self.num_blocks and not self.blocks.request_ids
         assert self.endings.keys() == self.outputs.keys()
         for sample, ending in self.endings.items():
-            expected, reason = expected_output(self.requests[ending.request_id], ending.sample_index)
+            request, output = self.requests[ending.request_id], self.outputs[sample]
+            if request.params.beam_width is not None:
+                assert output == [] if ending.beam is None else ending.beam == expected_beam(request, ending.sample_index)
+                assert ending.beam is not None or ending.finish_reason is FinishReason.ABORT
+                continue
+            expected, reason = expected_output(request, ending.sample_index)
             if ending.finish_reason is FinishReason.ABORT:
-                assert self.outputs[sample] == expected[: len(self.outputs[sample])]
+                assert output == expected[: len(output)]
             else:
-                assert (self.outputs[sample], ending.finish_reason) == (expected, reason)
+                assert (output, ending.finish_reason) == (expected, reason)
 
     def _check_reserved(self, plan: StepPlan) -> None:
         self.blocks.check()
         assert self.blocks.stats().max_internal_slots < self.block_size
         rank = POLICIES[self.policy]
         running, preempted = list(self.scheduler._running), list(self.scheduler._preempted)
-        assert {r.id for r in running} >= set(plan.request_ids)
-        assert len(running) <= self.max_num_seqs
+        assert {r.id for r in running} >= {i if self.requests[split_id(i)[0]].num_rows == 1 else split_id(i)[0] for i in plan.request_ids}
+        assert self.scheduler.num_running <= self.max_num_seqs
         if not self.prefix_caching and all(r.params.num_samples == 1 for r in self.requests.values()):
             if running and preempted:
                 assert max(map(rank, running)) < min(map(rank, preempted))
@@ -151,3 +161,16 @@ def expected_output(request: Request, sample_index: int = 0) -> tuple[list[int],
         if output[-1] in request.stop_ids and len(output) >= request.params.min_tokens:
             return output, FinishReason.STOP
     return output, FinishReason.LENGTH
+
+
+def expected_beam(request: Request, index: int) -> FinishedBeam:
+    """What a beam search gets, worked out without the scheduler: its beams as lists of tokens, nothing shared."""
+    p, prompt = request.params, tuple(request.token_ids[: request.prompt_len])
+    assert p.beam_width is not None
+    group = BeamGroup(p.beam_width, p.length_penalty, p.early_stopping, request.stop_ids, request.max_tokens, p.min_tokens, p.logprobs)
+    count = num_candidates(p.beam_width, len(request.stop_ids))
+    beams = [prompt]
+    while not group.done:
+        following = group.advance([canned_candidates(request.seed, beam, count) for beam in beams])
+        beams = [(*beams[beam.parent], beam.token_id) for beam in following]
+    return group.best(p.n)[index]

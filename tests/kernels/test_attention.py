@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.helpers.isas import isas, native, needs_native
-from tests.helpers.paged import ROUNDING, Case, Layer, attention, exact_row
+from tests.helpers.paged import NEVER_READ, ROUNDING, Case, Layer, Pool, Stepper, attention, exact_row
 
 pytestmark = [needs_native, pytest.mark.parametrize("isa", isas())]
 
@@ -88,6 +89,25 @@ def test_even_and_sharp_probabilities(isa: str, dtype: str, spread: float) -> No
 def test_sliding_windows(isa: str, dtype: str, window: int) -> None:
     case = Case((600, 70), kv_heads=1, dtype=dtype, layers=(Layer(window),))
     assert_exact(case, attention(native(isa), case), lambda n: [*some_positions(n), *range(n - 3, n)])
+
+
+@dtypes
+@pytest.mark.parametrize("block_size", [2, 8, 16, 64])
+@pytest.mark.parametrize("window", [1, 2, 5, 33, 64, 130])
+def test_keys_that_left_the_window_are_not_touched(isa: str, dtype: str, block_size: int, window: int) -> None:
+    """NaN in every slot before the window, no entry in the table for blocks that lie before it, and still the same bits."""
+    length = 200
+    case = Case((length,), kv_heads=1, group=3, dtype=dtype, layers=(Layer(window),))
+    expected = attention(native(isa), case)[0][0]
+    pool = Pool(native(isa), case, block_size, seed=1)
+    stepper = Stepper(native(isa), case, pool, "float32")
+    tokens = [case.tokens(0)]
+    stepper.run([(0, 0, length - 1)], tokens)
+    gone = length - window
+    stepper.run([(0, 0, gone)], [np.full_like(tokens[0], np.nan)])
+    pool.tables[0, : gone // block_size] = NEVER_READ
+    stepper.run([(0, length - 1, length)], tokens)
+    assert_same_bits([[stepper.outs[0][:1]]], [[expected[-1:]]])
 
 
 @dtypes

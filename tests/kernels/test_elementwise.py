@@ -11,10 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.helpers.isas import isas, native, needs_native
 
 from octavo.kernels.ops import ACTIVATIONS, Backend, Program, Size, TensorSource
 from octavo.kernels.reference import ReferenceBackend
+from tests.helpers.isas import isas, native, needs_native
 
 pytestmark = [needs_native, pytest.mark.parametrize("isa", isas())]
 

@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.helpers.isas import isas, native, needs_native
 
 from octavo.kernels.ops import Array, Backend, LinearWeight, Size, TensorSource
+from tests.helpers.isas import isas, native, needs_native
 
 pytestmark = needs_native
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.helpers.isas import isas, native, needs_native
 
 from octavo.errors import ModelLoadError
 from octavo.kernels.dequantize import FORMATS, dequantize
 from octavo.kernels.ops import Array, TensorSource
+from tests.helpers.isas import isas, native, needs_native
 
 pytestmark = needs_native
 

@@ -8,11 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.helpers.isas import isas, needs_native
 
 from octavo.errors import ConfigError
 from octavo.kernels import backends, cpus
 from octavo.kernels.backends import create_backend, describe
+from tests.helpers.isas import isas, needs_native
 
 
 @needs_native

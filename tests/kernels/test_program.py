@@ -9,10 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.helpers.isas import isas, native, needs_native
 
 from octavo.kernels.ops import Array, AttentionBatch, Backend, KVShape, Program, Size, TensorSource
 from octavo.kernels.reference import ReferenceBackend
+from tests.helpers.isas import isas, native, needs_native
 
 pytestmark = needs_native
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.helpers.isas import isas, native, needs_native
-from tests.helpers.sampling import Inputs, Oracle, oracle, rows_of, sample
 
 from octavo.kernels.ops import MAX_TOP, Backend
 from octavo.kernels.reference import ReferenceBackend
+from tests.helpers.isas import isas, native, needs_native
+from tests.helpers.sampling import Inputs, Oracle, oracle, rows_of, sample
 
 U = 2.0**-24
 # A weight is off by e^x's 2e-7 and 3 U |x| (|x| < 20 where weights matter); a block's sum of 256 adds at most 20 U.

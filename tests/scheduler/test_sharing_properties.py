@@ -1,4 +1,4 @@
-"""Random workloads that share: samples, common prefixes, salts, aborts of one sample or all, little room.
+"""Random workloads that share: samples, beams, common prefixes, salts, aborts of one sample or all, little room.
 
 Each step the books are proved and the ledger follows every slot; see ``Simulation``. At the end each sample must have the tokens it
 gets alone.
@@ -7,11 +7,14 @@ gets alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.ledger_runner import VOCAB
 from tests.helpers.simulation import Simulation
+
+from octavo.errors import InvalidRequestError
 
 MAX_MODEL_LEN = 40
 
@@ -41,6 +44,9 @@ class Work:
     own_len: int
     max_tokens: int
     num_samples: int
+    beam_width: int | None
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
     priority: int
     stops: list[int]
     salt: str | None
@@ -58,6 +64,9 @@ works = st.builds(
     own_len=st.integers(0, 8),
     max_tokens=st.integers(1, MAX_MODEL_LEN),
     num_samples=st.sampled_from([1, 1, 2, 3, 7]),
+    beam_width=st.sampled_from([None, None, None, 2, 3, 5]),
+    length_penalty=st.sampled_from([-1.0, 0.0, 1.0]),
+    early_stopping=st.sampled_from([True, False, "never"]),
     priority=st.integers(-1, 1),
     stops=st.lists(st.integers(0, 999), max_size=3) | st.just(list(range(0, 1000, 7))),
     salt=st.sampled_from([None, None, "a"]),
@@ -72,6 +81,15 @@ def submit(sim: Simulation, index: int, work: Work) -> int:
     prompt = [(work.family * 500 + p) % VOCAB for p in range(work.shared_len)] + [(index * 31 + p) % VOCAB for p in range(work.own_len)]
     prompt = prompt or [index]
     limit = min(work.max_tokens, MAX_MODEL_LEN - len(prompt))
+    if work.beam_width is not None:
+        try:
+            return sim.add(
+                prompt, limit, priority=work.priority, seed=work.family, stop_token_ids=[stop % 100 for stop in work.stops[:3]],
+                min_tokens=min(2, limit), n=min(work.num_samples, work.beam_width), temperature=0.0, beam_width=work.beam_width,
+                length_penalty=work.length_penalty, early_stopping=work.early_stopping, cache_salt=work.salt, cache_prefix=work.cache,
+            )  # fmt: skip
+        except InvalidRequestError:
+            pass  # these beams can never run together in this engine
     return sim.add(
         prompt, limit, priority=work.priority, seed=work.family + index % 3, stop_token_ids=work.stops, min_tokens=min(2, limit),
         n=work.num_samples, cache_salt=work.salt, cache_prefix=work.cache,
@@ -83,7 +101,7 @@ def submit(sim: Simulation, index: int, work: Work) -> int:
 def test_every_sample_finishes_with_its_own_tokens(sim: Simulation, work: list[Work]) -> None:
     work.sort(key=lambda w: w.arrival)
     ids: dict[int, int] = {}
-    samples = sum(w.num_samples for w in work)
+    samples = sum(max(w.num_samples, w.beam_width or 0) for w in work)
     bound = 31 + samples * MAX_MODEL_LEN * samples
     while len(ids) < len(work) or sim.scheduler.has_work:
         assert sim.steps < bound
@@ -103,7 +121,7 @@ def test_every_sample_finishes_with_its_own_tokens(sim: Simulation, work: list[W
         else:
             sim.step()
     sim.check_end()
-    assert not sim.scheduler._groups
+    assert not sim.scheduler._groups and not sim.scheduler._searches
     assert sim.blocks.sharing.num_fork_copies <= sim.blocks.sharing.num_forks
     if not sim.prefix_caching:
         assert sim.blocks.stats().cached == 0 and sim.blocks.sharing.num_tokens_saved == 0

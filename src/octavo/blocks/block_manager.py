@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from octavo.blocks.block_pool import BlockPool
 from octavo.blocks.block_stats import BlockStats, SharingStats
@@ -34,6 +34,7 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
         self._cache = PrefixCache(self.pool, block_size)
+        self._findable = self._cache.index.by_block
         self.sharing = SharingStats()
         self.copies: dict[int, int] = {}
         """Blocks to copy in the step now planned or running: {target: source}."""
@@ -63,13 +64,20 @@ class BlockManager:
     # ---------------------------------------------------------------- a request's table
 
     def admit(
-        self, request_id: int, token_ids: array[int], salt: str | None = None, reads: bool = False, leaves: bool = False
+        self,
+        request_id: int,
+        token_ids: array[int],
+        salt: str | None = None,
+        reads: bool = False,
+        leaves: bool = False,
+        copies: bool = True,
     ) -> int | None:
         """Begin, or resume: hold what is cached of ``token_ids``, if then there is room for all of them.
 
         Returns how many tokens the table covers now: at most all but the last. None where they do not fit; then
         nothing has changed. With ``reads`` the cache is looked at, with ``leaves`` this request's blocks get into it,
-        both among requests of the same salt. ``token_ids`` may grow; the manager reads it when a block fills.
+        both among requests of the same salt. ``token_ids`` may grow; the manager reads it when a block fills. Without
+        ``copies`` filled blocks alone are held, so that no other takes more than the request's tokens need.
         """
         table = self._tables.get(request_id)
         if table is None:
@@ -78,7 +86,7 @@ class BlockManager:
             table = BlockTable(token_ids, salt, leaves and self.prefix_caching)
         reads = reads and table.caching
         match = self._cache.find(request_id, table) if reads else Match()
-        if self._num_needed(table, match) > self.pool.num_free:
+        if not copies or self._num_needed(table, match) > self.pool.num_free:
             match.source, match.num_copied = None, 0
             if self._num_needed(table, match) > self.pool.num_free:
                 return None
@@ -101,9 +109,8 @@ class BlockManager:
         size, blocks = self.block_size, table.block_ids
         assert num_tokens >= table.num_tokens, f"request {request_id} covers {table.num_tokens} tokens; truncate() is what shrinks it"
         missing = -(-num_tokens // size) - len(blocks)
-        copied = bool(
-            table.num_tokens % size and self.pool.ref_counts[blocks[-1]] > 1 and num_tokens > table.num_tokens and self._must_copy(table)
-        )
+        last = blocks[-1] if table.num_tokens % size > 0 and num_tokens > table.num_tokens else -1
+        copied = last >= 0 and self.pool.ref_counts[last] > 1 and self._must_copy(table)
         new: list[int] = []
         if missing + copied > 0:
             if missing + copied > self.pool.num_free:
@@ -113,6 +120,8 @@ class BlockManager:
                 self._copy_last(table, new[0])
             blocks.extend(new[1:] if copied else new)
             self._tables[request_id] = table
+        if last in self._findable and not copied:
+            self._cache.forget(self._findable[last])  # what is found in it is written over
         table.num_tokens = num_tokens
         if table.caching and num_tokens // size > len(table.entries):
             self._cache.index_filled(request_id, table)
@@ -150,8 +159,6 @@ class BlockManager:
         freed = 0
         while len(table.block_ids) > keep:
             freed += self._cache.release(table.block_ids.pop())
-        if keep > filled and (entry := self._cache.index.of_block(table.block_ids[-1])) is not None:
-            self._cache.forget(entry)  # it will be written again
         table.num_tokens = num_tokens
         return freed
 
@@ -197,21 +204,12 @@ class BlockManager:
         table = self._tables.get(request_id)
         return table.num_tokens if table is not None else 0
 
-    def owns_any_alone(self, request_id: int) -> bool:
-        """Whether any block would become free if the request gave up all."""
-        counts, table = self.pool.ref_counts, self._tables.get(request_id)
-        return table is not None and any(counts[block] == 1 for block in reversed(table.block_ids))
-
-    def num_tokens_without(self, request_id: int, num_blocks: int) -> int:
-        """Tokens left to the request if it gave up its tail until ``num_blocks`` blocks really became free."""
-        table = self._tables.get(request_id)
-        if table is None:
-            return 0
-        keep = len(table.block_ids)
-        while keep and num_blocks > 0:
-            keep -= 1
-            num_blocks -= self.pool.ref_counts[table.block_ids[keep]] == 1
-        return min(table.num_tokens, keep * self.block_size)
+    def owns_any_alone(self, request_ids: Sequence[int]) -> bool:
+        """Whether any block would become free if these requests gave up all."""
+        if len(request_ids) == 1:
+            counts, table = self.pool.ref_counts, self._tables.get(request_ids[0])
+            return table is not None and any(counts[block] == 1 for block in reversed(table.block_ids))
+        return any(self._num_freed(tables, column) for tables, column in self._columns(request_ids))
 
     def num_missing_together(self, ends: Mapping[int, int]) -> int:
         """Free blocks that it takes to let each table of ``ends`` cover so many tokens, all in one step.
@@ -227,15 +225,27 @@ class BlockManager:
         owners, pins = self.pool.ref_counts, self._pins
         return missing + sum(count - (owners[block] - pins[block] == count) for block, count in writers.items())
 
-    def num_tokens_without_together(self, request_ids: Sequence[int], num_blocks: int) -> int:
-        """Tokens left to each of these requests if all gave up their tails, cut at one length, until ``num_blocks`` became free."""
-        tables = [table for i in request_ids if (table := self._tables.get(i)) is not None]
-        keep = max((len(table.block_ids) for table in tables), default=0)
-        while keep and num_blocks > 0:
-            keep -= 1
-            owners = Counter(table.block_ids[keep] for table in tables if len(table.block_ids) > keep)
-            num_blocks -= sum(self.pool.ref_counts[block] == count for block, count in owners.items())
-        return keep * self.block_size
+    def num_tokens_without(self, request_ids: Sequence[int], num_blocks: int) -> int:
+        """Tokens left to each of these requests, at most, if all gave up their tails until ``num_blocks`` blocks really became free.
+
+        All are cut at the same length, so that what they share is given up by all.
+        """
+        for tables, column in self._columns(request_ids):
+            if num_blocks <= 0:
+                return (column + 1) * self.block_size
+            num_blocks -= self._num_freed(tables, column)
+        return 0
+
+    def _columns(self, request_ids: Sequence[int]) -> Iterator[tuple[list[BlockTable], int]]:
+        """The tables of these requests with each index into them, last one first."""
+        tables = [table for request_id in request_ids if (table := self._tables.get(request_id)) is not None]
+        longest = max((len(table.block_ids) for table in tables), default=0)
+        return ((tables, column) for column in range(longest - 1, -1, -1))
+
+    def _num_freed(self, tables: list[BlockTable], column: int) -> int:
+        """Blocks at one index that nobody but these tables holds."""
+        owners = Counter(table.block_ids[column] for table in tables if len(table.block_ids) > column)
+        return sum(self.pool.ref_counts[block] == count for block, count in owners.items())
 
     def block_ids(self, request_id: int) -> array[int]:
         """A copy of the request's table; type code 'i'."""

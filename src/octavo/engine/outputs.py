@@ -34,7 +34,9 @@ class CompletionOutput:
     """The stop string, or the id among SamplingParams.stop_token_ids, that ended it."""
     cumulative_logprob: float | None = None
     """Sum of its tokens' log-probabilities in the raw distributions, if logprobs were asked for
-    or samples are ranked by it."""
+    or outputs are ranked by it."""
+    score: float | None = None
+    """Of a beam: cumulative_logprob / len(token_ids) ** length_penalty."""
     logprobs: tuple[PositionLogprobs, ...] | None = None
     """One entry per token."""
 
@@ -75,6 +77,7 @@ class _Sample:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
+    score: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_sent: int = 0
@@ -133,6 +136,9 @@ class OutputProcessor:
             sample.cumulative_logprob += update.logprobs.logprob
             if stream.params.logprobs is not None:
                 sample.logprobs.append(self._position(update.logprobs))
+        if update.beam is not None:
+            sample.cumulative_logprob, sample.score = update.beam.cumulative_logprob, update.beam.score
+            sample.logprobs += map(self._position, update.beam.logprobs)
         for position, logprobs in update.prompt_logprobs:
             stream.prompt_logprobs[position] = self._position(logprobs)
         stop = None
@@ -183,7 +189,8 @@ class OutputProcessor:
             token_ids=tuple(sample.token_ids[since:]),
             finish_reason=sample.finish_reason,
             stop_reason=sample.stop_reason,
-            cumulative_logprob=sample.cumulative_logprob if params.num_logprobs is not None else None,
+            cumulative_logprob=sample.cumulative_logprob if params.num_logprobs is not None or sample.score is not None else None,
+            score=sample.score,
             logprobs=tuple(sample.logprobs[since:]) if params.logprobs is not None else None,
         )
 

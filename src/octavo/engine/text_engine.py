@@ -49,6 +49,10 @@ class TextEngine:
     def add(self, prompt: Prompt | None, token_ids: Sequence[int], params: SamplingParams, incremental: bool, deltas: bool = False) -> int:
         """Queue a request. Returns its id. With ``incremental``, each step that brings it tokens gives an output; with ``deltas`` that
         holds only what is new: text, token ids and log-probabilities since the output before."""
+        if incremental and params.beam_width is not None:
+            raise InvalidRequestError(
+                "beams cannot be streamed, as the best are known only at the end: leave beam_width out, or do not stream"
+            )
         if incremental and params.num_samples > params.n:
             raise InvalidRequestError(
                 f"best_of={params.best_of} cannot be streamed, as the best are known only at the end: leave best_of out, or do not stream"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.ops import MAX_TOP, SAMPLE_ROW, Int32, SampleBatch, SampleOutput
-from octavo.request import SamplingParams
+from octavo.request import SamplingParams, num_candidates
 from octavo.scheduler.step import Admission, StepPlan, StepResult, TokenLogprobs
 
 
@@ -70,7 +70,7 @@ class Sampler:
         for name in ("temperature", "top_k", "top_p", "min_p"):
             entry[name] = getattr(p, name)
         entry["repetition"], entry["frequency"], entry["presence"] = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
-        entry["num_logprobs"] = -1 if p.num_logprobs is None else p.num_logprobs
+        entry["num_logprobs"] = _num_logprobs(p, len(admission.stop_ids))
         entry["target"] = -1
         entry["history_row"] = row if p.penalised else -1
         entry["prompt_len"] = admission.prompt_len
@@ -176,3 +176,9 @@ class Sampler:
             top_ids=tuple(out.top_ids[s, :k].tolist()),
             top_logprobs=tuple(out.top_logprobs[s, :k].tolist()),
         )
+
+
+def _num_logprobs(params: SamplingParams, num_stop_ids: int) -> int:
+    """Best tokens whose log-probabilities are wanted; -1 if none at all are. A beam's are its continuations."""
+    wanted = -1 if params.num_logprobs is None else params.num_logprobs
+    return wanted if params.beam_width is None else max(wanted, num_candidates(params.beam_width, num_stop_ids))

@@ -57,9 +57,9 @@ class StepBudget:
             self.num_forks_left -= num_samples - 1
         self.num_tokens_left -= num_tokens
 
-    def admit(self, request: Request, num_tokens: int, block_ids: array[int]) -> None:
+    def admit(self, request: Request, num_tokens: int, block_ids: array[int], resumed: bool) -> None:
         """Schedule the next ``num_tokens`` tokens of a request that gets a row with them."""
-        r, resumed = request, request.num_preemptions > 0
+        r = request
         self._admitted.append(
             Admission(r.id, r.params, r.prompt_len, r.stop_ids, r.seed, r.sample_index, r.token_ids[:], block_ids, resumed)
         )

@@ -13,12 +13,13 @@ with equal scores the one that finished earlier stands first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from octavo.request import FinishReason, num_candidates
-from octavo.scheduler.step import TokenLogprobs
+from octavo.scheduler.step import FinishedBeam, TokenLogprobs
 
 EarlyStopping = bool | Literal["never"]
 
@@ -39,21 +40,7 @@ class NextBeam(NamedTuple):
     cumulative_logprob: float
 
 
-class FinishedBeam(NamedTuple):
-    """A beam that ended."""
-
-    token_ids: tuple[int, ...]
-    """With the stop token, if one ended it."""
-    cumulative_logprob: float
-    score: float
-    """cumulative_logprob / len(token_ids) ** length_penalty."""
-    finish_reason: FinishReason
-    """STOP or LENGTH."""
-    logprobs: tuple[TokenLogprobs, ...]
-    """Of each token; empty unless the group keeps them."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Node:
     """A token and the way to it. Beams share their history, so a step costs a node per beam and no copy."""
 
@@ -69,6 +56,11 @@ class _Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+_Choice = tuple[float, int, int, int]
+"""A continuation: minus its cumulative log-probability, its beam, its rank from 0 among that beam's candidates, its token.
+They sort best first. (A plain tuple: tens of them are made per beam group and step.)"""
 
 
 class _Ended(NamedTuple):
@@ -104,34 +96,40 @@ class BeamGroup:
         assert len(candidates) == max(1, len(self._running)), f"{len(candidates)} lists of candidates for {len(self._running)} beams"
         best = self._best(candidates)
         self.num_output += 1
-        at_end = self.num_output >= self.max_tokens
-        ended = [node for _, node in best[: self.width] if at_end or node.token_id in self.stop_ids]
-        going_on = [] if at_end else [(parent, node) for parent, node in best if node.token_id not in self.stop_ids][: self.width]
-        self._finish(ended)
-        self._running = [node for _, node in going_on]
+        at_end, stop_ids = self.num_output >= self.max_tokens, self.stop_ids
+        ended = [choice for choice in best[: self.width] if at_end or choice[-1] in stop_ids]
+        going_on = [] if at_end else [choice for choice in best if choice[-1] not in stop_ids][: self.width]
+        self._finish([self._node(choice, candidates) for choice in ended])
+        self._running = [self._node(choice, candidates) for choice in going_on]
         self.done = not going_on or self._decided()
-        return [] if self.done else [NextBeam(parent, node.token_id, node.cumulative_logprob) for parent, node in going_on]
+        return [] if self.done else [NextBeam(parent, token, -cost) for cost, parent, _, token in going_on]
 
     def best(self, n: int) -> list[FinishedBeam]:
         """The ``n`` best of the finished beams, best first; fewer if fewer finished."""
         return [_finished_beam(ended) for ended in self._finished[:n]]
 
-    def _best(self, candidates: Sequence[Candidates]) -> list[tuple[int, _Node]]:
-        """The best continuations of all beams, best first, each with the beam that it continues."""
-        sums = [node.cumulative_logprob for node in self._running] or [0.0]
+    def _best(self, candidates: Sequence[Candidates]) -> list[_Choice]:
+        """The best continuations of all beams, best first. Of each beam no more are looked at than may be among them."""
+        wanted = num_candidates(self.width, len(self.stop_ids))
         skipped = self.stop_ids if self.num_output + 1 < self.min_tokens else frozenset()
-        found = [
-            (-(sums[parent] + logprob), parent, rank)
-            for parent, (token_ids, logprobs) in enumerate(candidates)
-            for rank, (token, logprob) in enumerate(zip(token_ids, logprobs, strict=True))
-            if token not in skipped
-        ]
-        found.sort()
-        beams: list[_Node | None] = [*self._running] or [None]
-        return [
-            (parent, _Node(beams[parent], candidates[parent].token_ids[rank], -cost, self._logprobs(candidates[parent], rank)))
-            for cost, parent, rank in found[: num_candidates(self.width, len(self.stop_ids))]
-        ]
+        sums = [node.cumulative_logprob for node in self._running] or [0.0]
+        found: list[_Choice] = []
+        for parent, (token_ids, logprobs) in enumerate(candidates):
+            so_far, limit = sums[parent], found[-1][0] if len(found) == wanted else math.inf
+            for rank, (token, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+                cost = -(so_far + logprob)
+                if cost >= limit:  # a tie goes to the beam before
+                    break
+                if token not in skipped:
+                    found.append((cost, parent, rank, token))
+            found.sort()
+            del found[wanted:]
+        return found
+
+    def _node(self, choice: _Choice, candidates: Sequence[Candidates]) -> _Node:
+        cost, parent, rank, token = choice
+        before = self._running[parent] if self._running else None
+        return _Node(before, token, -cost, self._logprobs(candidates[parent], rank))
 
     def _logprobs(self, candidates: Candidates, rank: int) -> TokenLogprobs | None:
         if self.num_logprobs is None:

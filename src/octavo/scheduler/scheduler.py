@@ -10,7 +10,8 @@ budget. A long prompt in chunks, one token after another, and a fresh start afte
                     (forgotten)
 
 A request of several samples forks when its prompt is computed: the first sample runs on in its place, the others begin
-as preempted ones that hold the shared blocks, and are ordinary requests from then on.
+as preempted ones that hold the shared blocks, and are ordinary requests from then on. The beams of a beam search stand
+in the queues as one request (``beam_search``).
 
 Why all requests finish: ranks are fixed, a request takes blocks only from those that rank behind it (``room``), and the
 whole cache holds a request of ``max_model_len``. So the first in rank among the running always goes on; and where nothing
@@ -26,10 +27,11 @@ from octavo.config import SchedulerConfig
 from octavo.errors import EngineError, MemoryConfigError
 from octavo.request import FinishReason, Request, split_id
 from octavo.scheduler.admission import Passing, StepBudget
+from octavo.scheduler.beam_search import BeamSearch
 from octavo.scheduler.groups import SampleGroup
 from octavo.scheduler.policies import POLICIES, RequestQueue
 from octavo.scheduler.room import RoomMaker
-from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult, TokenLogprobs
+from octavo.scheduler.step import FinishedBeam, RequestUpdate, StepPlan, StepResult, TokenLogprobs
 
 PromptLogprobs = tuple[tuple[int, TokenLogprobs], ...]
 """(prompt position, its log-probabilities)"""
@@ -52,15 +54,18 @@ class Scheduler:
         self._requests: dict[int, Request] = {}
         self._groups: dict[int, SampleGroup] = {}
         """Requests of several samples, by the id that their caller knows."""
+        self._searches: dict[int, BeamSearch] = {}
+        """Requests with beams, in the same way."""
         self._waiting = RequestQueue(policy)
         self._running = RequestQueue(policy)
         self._preempted = RequestQueue(policy)
-        self._room = RoomMaker(blocks, self._running, self._preempted)
+        self._room = RoomMaker(blocks, self._running, self._preempted, self._searches)
         self._step = 0
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        """Requests that run, each sample and each beam for itself."""
+        return len(self._running) + sum(len(s.beams) - 1 for s in self._searches.values() if s.request in self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -80,6 +85,8 @@ class Scheduler:
         assert request.id not in self._requests, f"request {request.id} was added before"
         assert request.prompt_len + request.max_tokens <= self.max_model_len, f"request {request.id} may never fit"
         samples = [request]
+        if request.params.beam_width is not None:
+            self._searches[request.id] = BeamSearch(request)
         if request.num_samples > 1:
             apart = self.config.fork_mode == "recompute"
             self._groups[request.id] = SampleGroup(request.id, request.num_samples, forked=apart)
@@ -100,7 +107,12 @@ class Scheduler:
         now: float,
         error: EngineError | None = None,
     ) -> list[RequestUpdate]:
-        """End a request, or one sample of it, at any moment, wherever it is. Returns the last update of each that had not ended before."""
+        """End a request, or one sample of it, at any moment, wherever it is. Returns the last update of each that had not ended before.
+
+        Outputs of a beam search end together; there is no ``sample_index`` to end one of them by.
+        """
+        if (search := self._searches.get(request_id)) is not None:
+            return self._give_up_search(search, reason, stop_reason, now, error) if sample_index is None else []
         group = self._groups.get(request_id)
         live = group.live if group is not None else {0} if request_id in self._requests else set()
         updates = []
@@ -138,14 +150,18 @@ class Scheduler:
         self.blocks.end_step()
         updates: list[RequestUpdate] = []
         requests, tokens, logprobs, prompt_logprobs = self._requests, result.token_ids, result.logprobs, result.prompt_logprobs
-        first = 0
+        first, searches = 0, self._searches
         for request_id, num_scheduled, num_samples in zip(plan.request_ids, plan.num_scheduled, plan.sampled, strict=True):
             start, first = first, first + num_samples
+            prompt = tuple(prompt_logprobs.get(request_id, ())) if prompt_logprobs else ()
+            if searches and (search := searches.get(split_id(request_id)[0])) is not None:
+                found = logprobs.get(start) if num_samples else None
+                updates += self._commit_beam(search, search.beam(request_id), num_scheduled, found, bool(num_samples), prompt, now)
+                continue
             request = requests.get(request_id)
             if request is None:
                 continue
             request.num_computed += num_scheduled
-            prompt = tuple(prompt_logprobs.get(request_id, ())) if prompt_logprobs else ()
             if num_samples == 1:
                 updates.append(self._append(request, tokens[start], logprobs.get(start), prompt, now))
             elif num_samples > 1:
@@ -172,14 +188,14 @@ class Scheduler:
         assert not self.blocks.copies, "copies are planned between two steps"
         queues = (self._waiting, self._running, self._preempted)
         assert sum(map(len, queues)) == len(self._requests), "a request is in no queue or in two"
-        for request in self._requests.values():
-            covered = self.blocks.num_tokens(request.id)
-            assert covered == request.num_computed, (
-                f"request {request.id} computed {request.num_computed} tokens, its table covers {covered}"
-            )
-            assert request not in self._waiting or covered == 0, f"waiting request {request.id} holds blocks"
-        ended = self.blocks.request_ids - self._requests.keys()
+        parts = {part.id: part for request in self._requests.values() for part in self._parts(request)}
+        for part in parts.values():
+            covered = self.blocks.num_tokens(part.id)
+            assert covered == part.num_computed, f"request {part.id} computed {part.num_computed} tokens, its table covers {covered}"
+        assert not any(request.num_computed for request in self._waiting), "a waiting request holds blocks"
+        ended = self.blocks.request_ids - parts.keys()
         assert not ended, f"blocks are held for requests that have ended: {sorted(ended)}"
+        assert self._searches.keys() <= self._requests.keys(), "a beam search was not forgotten"
         for group in self._groups.values():
             lost = [index for index in group.live if group.fork_of(index) not in self._requests]
             assert group.live and not lost, f"samples {lost} of request {group.request_id} are lost"
@@ -188,10 +204,15 @@ class Scheduler:
 
     def _continue_running(self, budget: StepBudget) -> None:
         running, blocks, reserve, add = self._running.requests, self.blocks, self.blocks.reserve, budget.add
+        searches = self._searches
         index = 0
         while index < len(running) and budget.num_tokens_left > 0:
             request = running[index]
             index += 1
+            if searches and (search := searches.get(request.id)) is not None:
+                if not self._continue_beams(search, budget, len(running) - index):
+                    return
+                continue
             start = request.num_computed
             num_tokens = len(request.token_ids) - start
             if num_tokens > 1:
@@ -213,6 +234,26 @@ class Scheduler:
             else:
                 add(request, num_tokens)
 
+    def _continue_beams(self, search: BeamSearch, budget: StepBudget, num_behind: int = 0) -> bool:
+        """Schedule beams, all or none of those that can compute anything. False if there was no room and they step back."""
+        blocks, request = self.blocks, search.request
+        takes = search.takes(blocks, budget.num_tokens_left, num_behind)
+        ends = {beam.id: beam.num_computed + num_tokens for beam, num_tokens in takes}
+        missing = self._room.make(request, lambda: blocks.num_missing_together(ends), budget)
+        if missing > 0:
+            self._room.step_back(request, missing, budget)
+            return False
+        for beam, num_tokens in takes:
+            new_blocks = blocks.reserve(beam.id, ends[beam.id])
+            assert new_blocks is not None, f"beam {split_id(beam.id)} was found to fit but does not"
+            if beam.id in search.placed:
+                budget.add(beam, num_tokens, new_blocks, bool(new_blocks) and new_blocks[0] in blocks.copies)
+            else:
+                resumed = request.num_preemptions > 0 and not search.placed
+                budget.admit(beam, num_tokens, blocks.block_ids(beam.id), resumed)
+                search.placed.add(beam.id)
+        return True
+
     def _resume_preempted(self, budget: StepBudget, now: float) -> None:
         """In order of rank, as long as they fit. Where nothing runs, the first one takes what it needs from those behind it."""
         while self._preempted and self._can_take(self._preempted.requests[0], budget):
@@ -220,7 +261,7 @@ class Scheduler:
             if not self._hold(request):
                 if self._running:
                     return
-                self._room.make(request, len(request.token_ids) - request.num_computed, budget)
+                self._room.make(request, lambda request=request: self._num_needed(request), budget)  # type: ignore[misc]
                 held = self._hold(request)
                 assert held, f"request {request.id} may take everything but does not fit"
             self._preempted.remove(request)
@@ -248,9 +289,14 @@ class Scheduler:
         """Whether the step has room for one more request, but for its blocks."""
         return (
             budget.num_tokens_left > 0
-            and len(self._running) < self.config.max_num_seqs
+            and self._num_rows + request.num_rows <= self.config.max_num_seqs
             and (request.num_samples == 1 or request.num_samples - 1 <= budget.num_forks_left)
         )
+
+    @property
+    def _num_rows(self) -> int:
+        """Rows of the runner that are taken, or kept for beams to come."""
+        return len(self._running) + sum(s.request.num_rows - 1 for s in self._searches.values() if s.request in self._running)
 
     def _ranks_before_preempted(self, request: Request) -> bool:
         if not self._preempted:
@@ -258,24 +304,49 @@ class Scheduler:
         policy = self._preempted.policy
         return policy(request) < policy(self._preempted.requests[0])
 
+    def _parts(self, request: Request) -> list[Request]:
+        """Whose tokens and blocks stand behind a request in a queue: its own, or its beams'."""
+        search = self._searches.get(request.id)
+        return [request] if search is None else search.beams
+
+    def _num_needed(self, request: Request) -> int:
+        """Free blocks that it takes to compute all known tokens."""
+        search = self._searches.get(request.id)
+        if search is not None:
+            return search.num_missing(self.blocks)
+        return self.blocks.num_missing(request.id, len(request.token_ids))
+
     def _hold(self, request: Request) -> bool:
         """Take hold of what is cached of a request's tokens, if all of them fit then."""
+        search = self._searches.get(request.id)
+        if search is None or len(search.beams) == 1:
+            return self._hold_part(search.beams[0] if search is not None else request)
+        if search.num_missing(self.blocks) > self.blocks.num_free:
+            return False
+        waiting = {join.beam.id for join in search.rejoins()}
+        return all(self._hold_part(beam, copies=False) for beam in search.beams if beam.id not in waiting)
+
+    def _hold_part(self, request: Request, copies: bool = True) -> bool:
         params = request.params
         # Log-probabilities of the prompt take its logits, so it is computed; once there is output, they have been delivered.
         reads = params.cache_prefix and (params.prompt_logprobs is None or request.num_output > 0)
-        found = self.blocks.admit(request.id, request.token_ids, params.cache_salt, reads, params.cache_prefix)
+        found = self.blocks.admit(request.id, request.token_ids, params.cache_salt, reads, params.cache_prefix, copies)
         if found is not None:
             request.num_computed = found
         return found is not None
 
     def _start(self, request: Request, budget: StepBudget, now: float) -> None:
-        num_tokens = min(len(request.token_ids) - request.num_computed, budget.num_tokens_left)
-        new_blocks = self.blocks.reserve(request.id, request.num_computed + num_tokens)
-        assert new_blocks is not None, f"request {request.id} was found to fit but does not"
         if request.admitted_time is None:
             request.admitted_time = now
         self._running.add(request)
-        budget.admit(request, num_tokens, self.blocks.block_ids(request.id))
+        if (search := self._searches.get(request.id)) is not None:
+            fits = self._continue_beams(search, budget)
+            assert fits, f"the beams of request {request.id} were found to fit but do not"
+            return
+        num_tokens = min(len(request.token_ids) - request.num_computed, budget.num_tokens_left)
+        new_blocks = self.blocks.reserve(request.id, request.num_computed + num_tokens)
+        assert new_blocks is not None, f"request {request.id} was found to fit but does not"
+        budget.admit(request, num_tokens, self.blocks.block_ids(request.id), request.num_preemptions > 0)
 
     # ---------------------------------------------------------------- tokens, forks and ends
 
@@ -317,18 +388,75 @@ class Scheduler:
             prompt = ()
         return updates
 
+    def _commit_beam(
+        self,
+        search: BeamSearch,
+        beam: Request,
+        num_scheduled: int,
+        found: TokenLogprobs | None,
+        sampled: bool,
+        prompt: PromptLogprobs,
+        now: float,
+    ) -> list[RequestUpdate]:
+        """Take over what a step computed of one beam; the last one of its search moves all of them on."""
+        beam.num_computed += num_scheduled
+        updates = [RequestUpdate(search.request.id, prompt_logprobs=prompt)] if prompt else []
+        if not sampled:
+            return updates
+        if found is None:
+            error = EngineError("no token can be chosen for a beam, as its logits are not numbers: the weights may be damaged")
+            return updates + self._give_up_search(search, FinishReason.ERROR, None, now, error)
+        search.offer(beam.id, found)
+        return updates + (self._advance(search, now) if search.ready else [])
+
+    def _advance(self, search: BeamSearch, now: float) -> list[RequestUpdate]:
+        """One step of a beam search. Beams that end give up their blocks at once."""
+        request = search.request
+        if request.first_token_time is None:
+            request.first_token_time = now
+        for beam in search.advance(self.blocks):
+            self.blocks.release(beam.id, beam.num_computed)
+            self._room.released.append(beam.id)
+        if not search.done:
+            return []
+        best = search.best(request.params.n)
+        self._end(request, best[0].finish_reason, None, now)
+        return [self._beam_update(request, index, beam) for index, beam in enumerate(best)]
+
+    def _beam_update(self, request: Request, index: int, beam: FinishedBeam) -> RequestUpdate:
+        last, metrics = beam.token_ids[-1], request.metrics
+        asked = beam.finish_reason is FinishReason.STOP and last in request.params.stop_token_ids
+        if index:
+            metrics = metrics._replace(num_preemptions=0)  # counted once
+        return RequestUpdate(
+            request.id, index, beam.token_ids, None, (), beam.finish_reason, last if asked else None, metrics, beam=beam
+        )  # fmt: skip
+
+    def _give_up_search(
+        self, search: BeamSearch, reason: FinishReason, stop_reason: int | str | None, now: float, error: EngineError | None
+    ) -> list[RequestUpdate]:
+        request = search.request
+        self._end(request, reason, stop_reason, now)
+        return [
+            RequestUpdate(request.id, index, (), None, (), reason, stop_reason, request.metrics, error)
+            for index in range(request.params.n)
+        ]  # fmt: skip
+
     def _end(self, request: Request, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
         request.finish_reason, request.stop_reason, request.finish_time = reason, stop_reason, now
+        parts = self._parts(request)
         if request in self._running:
             self._running.remove(request)
-            self._room.released.append(request.id)
+            self._room.released += [part.id for part in parts]
         elif request in self._preempted:
             self._preempted.remove(request)
         else:
             self._waiting.remove(request)
-        self.blocks.release(request.id, request.num_computed)
+        for part in parts:
+            self.blocks.release(part.id, part.num_computed)
         self._room.held = False
         del self._requests[request.id]
+        self._searches.pop(request.id, None)
         if (group := self._groups.get(request.group_id)) is not None:
             group.live.discard(request.sample_index)
             if not group.live:

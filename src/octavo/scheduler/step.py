@@ -124,6 +124,20 @@ class StepResult:
     """By request id, for those that asked: (prompt position of the token, its log-probabilities)."""
 
 
+class FinishedBeam(NamedTuple):
+    """A beam that ended: one output of a beam search."""
+
+    token_ids: tuple[int, ...]
+    """With the stop token, if one ended it."""
+    cumulative_logprob: float
+    score: float
+    """cumulative_logprob / len(token_ids) ** length_penalty."""
+    finish_reason: FinishReason
+    """STOP or LENGTH."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of each token, if asked for."""
+
+
 class RequestUpdate(NamedTuple):
     """What one step brought to one sample of a request. (A named tuple: hundreds are made per step.)"""
 
@@ -143,3 +157,5 @@ class RequestUpdate(NamedTuple):
     """Where the sample has finished."""
     error: EngineError | None = None
     """Where finish_reason is ERROR."""
+    beam: FinishedBeam | None = None
+    """All of a beam search's output ``sample_index``, at its end; before that there are no new tokens."""

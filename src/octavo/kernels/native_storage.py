@@ -1,0 +1,71 @@
+"""What native programs refer to: packed weights and the KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo import _native
+from octavo.kernels.memory import Bytes, map_memory
+from octavo.kernels.ops import Array, KVCache, KVShape, LinearWeight
+from octavo.kernels.shapes import BFLOAT16, DTYPES, address
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeWeight:
+    """A matrix in the packed layout of csrc/packed.h."""
+
+    matrix: _native.PackedMatrix
+    dtype: np.dtype[np.generic]
+    out_features: int
+    in_features: int
+    data: Bytes
+    bias: Array | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class NativeKVCache:
+    """The KV pool in the block layout of csrc/kernels.h."""
+
+    def __init__(self, shape: KVShape) -> None:
+        self.shape = shape
+        self.dtype = DTYPES[shape.dtype]
+        per_block = 2 * shape.block_size * shape.num_kv_heads * shape.head_dim
+        self.nbytes = shape.num_layers * shape.num_blocks * per_block * self.dtype.itemsize
+        self._data = map_memory(self.nbytes)
+        self.layout = _native.KVLayout(
+            address(self._data), shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim,
+            self.dtype == BFLOAT16,
+        )  # fmt: skip
+
+    def read(self, layer: int) -> tuple[Array, Array]:
+        s = self.shape
+        full = (s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
+        keys, values = np.empty(full, self.dtype), np.empty(full, self.dtype)
+        self.layout.read(layer, address(keys), address(values))
+        return keys, values
+
+    def fill(self, block_ids: Sequence[int], value: float) -> None:
+        for block in block_ids:
+            if not 0 <= block < self.shape.num_blocks:
+                raise ValueError(f"block {block} is not one of the cache's {self.shape.num_blocks}")
+            self.layout.fill(block, value)
+
+
+def own_weight(weight: LinearWeight) -> NativeWeight:
+    if not isinstance(weight, NativeWeight):
+        raise TypeError(f"{type(weight).__name__} belongs to another backend; pack the weight with this one")
+    return weight
+
+
+def own_cache(cache: KVCache, layer: int) -> NativeKVCache:
+    if not isinstance(cache, NativeKVCache):
+        raise TypeError(f"{type(cache).__name__} belongs to another backend; make the cache with this one")
+    if not 0 <= layer < cache.shape.num_layers:
+        raise ValueError(f"layer {layer} is not one of the cache's {cache.shape.num_layers}")
+    return cache
