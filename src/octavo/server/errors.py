@@ -31,8 +31,8 @@ def error_body(error: OctavoError) -> dict[str, Any]:
     code = None if type(error) is InvalidRequestError else error.code
     param = None
     if isinstance(error, InvalidRequestError):
-        first = re.match(r"[a-z_]+", str(error))
-        param = first[0] if first and (first[0] in _FIELDS or " is not supported" in str(error)) else None
+        first = re.match(r"(?:an? |the )?([a-z_]+)", str(error))
+        param = first[1] if first and (first[1] in _FIELDS or " is not supported" in str(error)) else None
     if isinstance(error, ContextLengthError):
         param = "max_tokens" if "and max_tokens=" in str(error) else "prompt"
     return shape(str(error), error.http_status, param, code)

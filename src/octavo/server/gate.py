@@ -60,7 +60,7 @@ class Gate:
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
             kind, _, key = headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._key):
+            if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode("latin-1"), self._key):
                 message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
                 return JSONResponse(shape(message, 401, code="invalid_api_key"), 401, {"www-authenticate": "Bearer"})
         length = headers.get("content-length", "")
