@@ -94,6 +94,7 @@ def running(text: TextEngine, config: ServerConfig | None = None, max_num_seqs: 
         server.should_exit = True
         thread.join(30)
         engine.close(30)
+        service.close()
         loop.close()
     text.core.check()
     stats = text.core.stats()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +39,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Any:
 
 
 async def render(service: Service, body: ChatRequest) -> Prompts:
-    """The conversation as one prompt, by the template, in a thread of its own."""
+    """The conversation as one prompt, by the template."""
     messages = [plain_message(i, message) for i, message in enumerate(body.messages)]
     variables = dict(body.chat_template_kwargs or {})
     reserved = {"messages", "tools", "bos_token", "eos_token"}.intersection(variables)
@@ -49,11 +48,10 @@ async def render(service: Service, body: ChatRequest) -> Prompts:
     if body.add_generation_prompt is not None:
         variables["add_generation_prompt"] = body.add_generation_prompt
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] if wants_tools(body) else []
-    messages, tools = messages_with_tools(messages, tools, service.engine.text.chat_template)
+    messages, tools = messages_with_tools(messages, tools, service.template)
     if tools:
         variables["tools"] = tools
-    token_ids = await asyncio.to_thread(service.engine.text.render, messages, **variables)
-    return [(None, token_ids)]
+    return [(None, await service.render(messages, **variables))]
 
 
 def plain_message(index: int, message: ChatMessage) -> dict[str, Any]:

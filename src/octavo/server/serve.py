@@ -103,6 +103,9 @@ def run(engine_config: Any, config: Any, log_level: str = "info") -> None:
     engine = AsyncEngine(built.engine)
     service = Service(engine, config, names, engine_config.scheduler.max_num_seqs)
 
+    if service.template is not None:
+        threading.Thread(target=service.template.start, daemon=True).start()
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -125,6 +128,7 @@ def run(engine_config: Any, config: Any, log_level: str = "info") -> None:
         Server(settings).run(sockets=[listener])
     finally:
         engine.close(timeout=5.0)
+        service.close()
 
 
 def _import_server() -> None:

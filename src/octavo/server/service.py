@@ -12,10 +12,12 @@ from typing import Any
 from octavo.config import ServerConfig
 from octavo.engine.async_engine import AsyncEngine, Numbered, Submission
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.text_engine import Message
 from octavo.errors import DeadlineError, EngineClosedError, InvalidRequestError, OctavoError, QueueFullError
 from octavo.request import FinishReason, SamplingParams
 from octavo.server.observe import Observer
 from octavo.server.tools import detect_parser
+from octavo.text.template_worker import TemplateWorker
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,9 @@ class Service:
         self.names = tuple(names)
         self.observer = Observer()
         self.created = int(time.time())
-        self.tool_parser = detect_parser(engine.text.chat_template) if config.tool_parser == "auto" else config.tool_parser
+        template = engine.text.chat_template
+        self.template = None if template is None else TemplateWorker(template)
+        self.tool_parser = detect_parser(template) if config.tool_parser == "auto" else config.tool_parser
         self.draining = False
         self.jobs: set[Job] = set()
         self._max_live = max_num_seqs + config.max_queue
@@ -89,6 +93,18 @@ class Service:
         if sum(len(p) for p in prompts if isinstance(p, str)) <= _INLINE_CHARS:
             return encode_all()
         return await asyncio.to_thread(encode_all)
+
+    async def render(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """Token ids of a conversation, by the model's chat template."""
+        template, tokenizer = self.template, self.engine.text.tokenizer
+        if template is None:
+            raise InvalidRequestError("this model has no chat template; send the text of a prompt to /v1/completions")
+        return await asyncio.to_thread(lambda: tokenizer.encode(template.render(messages, **variables), add_special_tokens=False))
+
+    def close(self) -> None:
+        """End what the service has started; the engine is its caller's."""
+        if self.template is not None:
+            self.template.close()
 
     async def submit(self, request_id: str, prompts: Prompts, params: SamplingParams, stream: bool) -> Job:
         """Queue one request for each prompt. Raises InvalidRequestError, QueueFullError or EngineClosedError."""

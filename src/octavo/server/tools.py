@@ -12,7 +12,6 @@ import json
 from typing import Any, NamedTuple, Protocol
 
 from octavo.server.protocol import ChatRequest
-from octavo.text.chat_template import ChatTemplate
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
@@ -30,6 +29,12 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
+
+
+class Template(Protocol):
+    """A chat template."""
+
+    source: str
 
 
 class ToolCallText(NamedTuple):
@@ -59,7 +64,7 @@ def wants_tools(body: ChatRequest) -> bool:
     return bool(body.tools) and body.tool_choice != "none"
 
 
-def detect_parser(template: ChatTemplate | None) -> str:
+def detect_parser(template: Template | None) -> str:
     """How a model writes its calls, from its chat template."""
     source = "" if template is None else template.source
     return "llama3" if _PYTHON_TAG in source or ('"parameters"' in source and _OPEN not in source) else "hermes"
@@ -71,7 +76,7 @@ def create_parser(kind: str, several: bool) -> CallParser:
 
 
 def messages_with_tools(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], template: ChatTemplate | None
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]], template: Template | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Messages and tools for the template; where it has no place for tools, they and their results become plain text."""
     if template is not None and "tools" in template.source:
