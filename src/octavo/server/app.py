@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from octavo import __version__
 from octavo.config import parse_bytes
 from octavo.errors import InvalidRequestError
-from octavo.server import chat, completions
+from octavo.server import chat, completions, responses
 from octavo.server.completions import json_response, service_of
 from octavo.server.errors import install_error_handlers
 from octavo.server.gate import Gate
@@ -40,6 +40,7 @@ def create_app(service: Service) -> FastAPI:
     install_error_handlers(app)
     app.include_router(completions.router)
     app.include_router(chat.router)
+    app.include_router(responses.router)
     _add_models(app)
     _add_text(app)
     _add_probes(app)

@@ -18,11 +18,12 @@ logger = logging.getLogger(__name__)
 
 NO_EFFECT = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction",
-    "reasoning_effort", "reasoning", "verbosity", "truncation", "spaces_between_special_tokens", "background", "include", "request_id",
+    "reasoning_effort", "reasoning", "verbosity", "spaces_between_special_tokens", "request_id",
 })  # fmt: skip
 
 MISSING = {
     "audio": "this model makes text only",
+    "background": "an answer comes with its request",
     "bad_words": "give forbidden_token_ids, or logit_bias",
     "chat_template": "a template comes from the model alone",
     "continue_final_message": "send the prompt's text to /v1/completions instead",
@@ -32,6 +33,7 @@ MISSING = {
     "functions": "it is the old form of tools; use these",
     "guided_json": "use response_format",
     "include_stop_str_in_output": "append the choice's stop_reason yourself",
+    "include": "leave it out",
     "logits_processors": "no code of clients is run",
     "max_tool_calls": "tools are run by the client",
     "prompt": "give input instead",
@@ -39,10 +41,12 @@ MISSING = {
     "skip_special_tokens": "special tokens are never part of the text",
     "suffix": "this model completes prompts at their end only",
     "truncate_prompt_tokens": "shorten the prompt",
+    "truncation": "shorten the input",
     "use_beam_search": "give beam_width instead",
     "web_search_options": "there is no web search",
 }
-_HARMLESS = {"skip_special_tokens": (None, True), "include_stop_str_in_output": (None, False), "modalities": (None, ["text"])}
+_HARMLESS = {"skip_special_tokens": (None, True), "include_stop_str_in_output": (None, False), "modalities": (None, ["text"]),
+             "truncation": (None, "disabled"), "include": (None, []), "background": (None, False)}  # fmt: skip
 
 _seen_unknown: set[str] = set()
 
@@ -242,6 +246,48 @@ class ChatRequest(Sampling):
             raise InvalidRequestError("tool_choice can be none or auto here: a call cannot be forced")
         limits = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
         return self.params(min(limits, default=None), (self.top_logprobs or 0) if self.logprobs else None)
+
+
+class InputItem(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+
+
+class TextConfig(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    format: ResponseFormat | None = None
+
+
+class ResponsesRequest(Sampling):
+    """Body of /v1/responses."""
+
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    metadata: dict[str, str] | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    """Tools are for /v1/chat/completions; here the list must be empty."""
+
+    def to_params(self) -> SamplingParams:
+        """One answer of text."""
+        for name in ("n", "best_of", "beam_width", "prompt_logprobs"):
+            if getattr(self, name) not in (None, 1 if name != "prompt_logprobs" else None):
+                raise InvalidRequestError(f"{name} is not supported for responses; use /v1/chat/completions")
+        format = self.text.format if self.text is not None else None
+        if format is not None and format.type != "text":
+            raise InvalidRequestError(f"text is not supported with the format {format.type}: the output is free text")
+        return self.params(self.max_output_tokens, None)
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The conversation, instructions first."""
+        first = [ChatMessage(role="system", content=self.instructions)] if self.instructions is not None else []
+        if isinstance(self.input, str):
+            return [*first, ChatMessage(role="user", content=self.input)]
+        return first + [ChatMessage(role=item.role, content=item.content) for item in self.input]
 
 
 class TokenizeRequest(Body):

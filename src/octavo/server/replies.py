@@ -76,6 +76,16 @@ class ChatReply(Reply):
     usage: Usage
 
 
+class ResponsesReply(Reply):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
 class ModelCard(Reply):
     id: str
     object: Literal["model"]
