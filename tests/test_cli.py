@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +69,33 @@ def test_chat_streams_an_answer() -> None:
     done = octavo("chat", "--temperature", "0", "--max-tokens", "30", *SMALL, text="What is the capital of France?\n/reset\n/exit\n")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+
+
+@MODEL
+def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
+    """On a terminal of its own: a long answer is interrupted, the next one comes."""
+    child, terminal = pty.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+        os.execv(sys.executable, [sys.executable, "-m", "octavo", "chat", "--temperature", "0", "--repetition-penalty", "1", *SMALL])
+    seen = read_until(terminal, "> ")
+    os.write(terminal, b"Write a very long story about the sea.\n")
+    seen = read_until(terminal, "mysterious")
+    os.write(terminal, b"\x03")
+    seen = read_until(terminal, "[stopped]")
+    os.write(terminal, b"What is the capital of France?\n")
+    seen = read_until(terminal, "Paris")
+    os.write(terminal, b"/exit\n")
+    assert os.waitpid(child, 0)[1] == 0, seen
+
+
+def read_until(terminal: int, text: str) -> str:
+    """What the program prints up to ``text``; a program that ends or is silent for a minute fails the test."""
+    seen = ""
+    while text not in seen:
+        assert select.select([terminal], [], [], 60)[0], seen
+        seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen
 
 
 @MODEL

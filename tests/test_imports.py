@@ -17,16 +17,17 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "request": {"config", "errors"},
+    "limits": {"request", "config", "errors"},
     "blocks": {"errors", "blocks"},
     "scheduler": {"request", "blocks", "config", "errors", "scheduler"},
-    "engine.core": {"scheduler", "request", "blocks", "config", "errors", "engine.events", "engine.metrics"},
+    "engine.core": {"scheduler", "limits", "request", "blocks", "config", "errors", "engine.events", "engine.metrics"},
     "engine.events": {"scheduler", "request", "blocks", "config", "errors"},
     "engine.metrics": {"scheduler", "request", "blocks", "config", "errors", "engine.events"},
     "engine.memory": {"blocks", "config", "errors", "models.spec"},
     "engine.outputs": {"engine.core", "text", "request", "errors"},
-    "engine.text_engine": {"engine.core", "engine.outputs", "text", "request", "errors"},
+    "engine.text_engine": {"engine.core", "engine.outputs", "text", "limits", "request", "errors"},
     "engine.async_engine": {"engine.core", "engine.outputs", "engine.text_engine", "text", "request", "errors"},
-    "engine.build": {"engine", "scheduler", "blocks", "kernels", "models", "runner", "text", "request", "config", "errors"},
+    "engine.build": {"engine", "scheduler", "blocks", "kernels", "models", "runner", "text", "limits", "request", "config", "errors"},
     "kernels": {"kernels", "errors", "_native"},
     "models.spec": {"errors"},
     "models.architectures": {"errors", "models.spec"},
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": {"text", "errors"},
     "llm": {"engine", "text", "request", "config", "errors"},
 }
-NO_ARRAYS = ("errors", "config", "request", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",
+NO_ARRAYS = ("errors", "config", "request", "limits", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",
              "models.spec", "models.architectures", "text")  # fmt: skip
 MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
 

@@ -128,7 +128,7 @@ def generate(
     if as_json:
         print(json.dumps([_as_dict(text, output) for text, output in zip(texts, outputs, strict=True)], ensure_ascii=False, indent=1))
     else:
-        _print_outputs(texts, outputs)
+        _print_outputs(texts, outputs, "\n" if chat else "")
     if any(output.error for output in outputs):
         raise typer.Exit(1)
 
@@ -220,7 +220,45 @@ def offline(
         print_offline(result, llm.describe())
 
 
-def _load(options: dict[str, Any]) -> LLM:
+@bench.command()
+def sharing(
+    num_requests: Annotated[int, typer.Option(help="Requests of Alpaca's lengths; of ShareGPT's, a third of them.")] = 24,
+    repeats: Annotated[int, typer.Option(help="Runs of each timing.")] = 3,
+    fork_mode: Annotated[
+        Literal["copy_on_write", "recompute"],
+        typer.Option(help="How samples share their prompt: as forks, or as requests through the prefix cache."),
+    ] = "copy_on_write",
+    model: Model = "smollm2-135m",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = 16,
+    kv_memory: KVMemory = None,
+    max_model_len: MaxModelLen = 2048,
+    threads: Threads = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Print what sharing blocks saves: memory with samples and beams, time with samples and shared prefixes. Takes minutes.
+
+    [bold]Example[/]
+
+        octavo bench sharing --num-requests 12
+    """
+    from dataclasses import asdict
+
+    from octavo.bench.report import print_savings, print_timings
+    from octavo.bench.sharing import measure_savings, measure_times
+
+    llm = _load(locals() | {"num_blocks": None, "max_num_seqs": 256, "max_num_batched_tokens": 512, "seed": 0}, fork_mode=fork_mode)
+    savings = measure_savings(llm, num_requests, lambda line: print(line, file=sys.stderr))
+    timings = measure_times(llm, repeats)
+    if as_json:
+        print(json.dumps({"savings": [asdict(s) for s in savings], "timings": [asdict(t) for t in timings]}, indent=1))
+    else:
+        print_savings(savings, llm.describe())
+        print_timings(timings)
+
+
+def _load(options: dict[str, Any], **more: Any) -> LLM:
     from octavo.llm import LLM
 
     names = [
@@ -235,7 +273,7 @@ def _load(options: dict[str, Any]) -> LLM:
         "device",
         "seed",
     ]
-    return LLM(options["model"], **{name: options[name] for name in names})
+    return LLM(options["model"], **{name: options[name] for name in names}, **more)
 
 
 def _params(options: dict[str, Any]) -> SamplingParams:
@@ -293,7 +331,7 @@ class _Progress:
         self._bar.update(self._task, completed=sum(stats["num_finished"].values()), speed=speed)
 
 
-def _print_outputs(texts: list[str], outputs: list[RequestOutput]) -> None:
+def _print_outputs(texts: list[str], outputs: list[RequestOutput], between: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -303,7 +341,7 @@ def _print_outputs(texts: list[str], outputs: list[RequestOutput]) -> None:
         if output.error is not None:
             line.append(f" [{output.error}]", style="red")
         elif len(output.outputs) == 1:
-            line.append(output.outputs[0].text, style="not bold green")
+            line.append(between + output.outputs[0].text, style="not bold green")
         else:
             for completion in output.outputs:
                 score = "" if completion.score is None else f" score {completion.score:.3f}"

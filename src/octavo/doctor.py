@@ -34,10 +34,8 @@ def diagnose() -> dict[str, Any]:
     except OctavoError as error:
         facts["default_model"] = None
         facts["problems"].append(str(error))
-    if not kernels["native"]:
-        facts["problems"].append(
-            f"the native kernels are not loaded ({kernels['native_error']}): run `pip install .` with a C++20 compiler"
-        )
+    if facts.pop("problem") is not None:
+        facts["problems"].append(kernels["problem"])
     return facts
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
-from tests.helpers.random_model import TINY, random_checkpoint, with_window
 
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.engine.build import build_core, build_runner
@@ -28,6 +27,7 @@ from octavo.models.decoder_weights import pack_weights
 from octavo.request import SamplingParams
 from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.step import FinishedBeam
+from tests.helpers.random_model import TINY, random_checkpoint, with_window
 
 MAX_MODEL_LEN = 640
 native_only = pytest.mark.skipif(not describe()["native"], reason="the native module is not built")

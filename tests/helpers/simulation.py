@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_candidates, canned_token
-
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
-from octavo.request import FinishReason, Request, RequestLimits, SamplingParams, fork_id, make_request, num_candidates, split_id
+from octavo.limits import RequestLimits, make_request
+from octavo.request import FinishReason, Request, SamplingParams, fork_id, num_candidates, split_id
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import FinishedBeam, RequestUpdate, StepPlan
+from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_candidates, canned_token
 
 
 @dataclass

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.models import tiny
 
 from octavo.errors import ModelLoadError
 from octavo.kernels.dequantize import dequantize
@@ -18,6 +17,7 @@ from octavo.models.gguf import GGUFFile
 from octavo.models.locate import locate
 from octavo.models.weights import open_checkpoint
 from octavo.text.tokenizer import Tokenizer
+from tests.models import tiny
 
 gguf = pytest.importorskip("gguf")
 

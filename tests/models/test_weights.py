@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.models import tiny
 
 from octavo.errors import ModelLoadError
 from octavo.kernels.dequantize import dequantize
 from octavo.models.safetensors import SafetensorsFile
 from octavo.models.weights import _HF_NAMES, Checkpoint, _file_name, open_checkpoint
+from tests.models import tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from tests.helpers.simulation import Simulation
 
 from octavo.errors import EngineError
 from octavo.request import FinishReason, split_id
 from octavo.scheduler.step import StepResult
+from tests.helpers.simulation import Simulation
 
 
 def add_beams(sim: Simulation, prompt: int | list[int], width: int, max_tokens: int = 8, **params: object) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.helpers.simulation import Simulation
 
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
@@ -11,6 +10,7 @@ from octavo.errors import EngineError, MemoryConfigError
 from octavo.request import FinishReason
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import Preemption, StepPlan
+from tests.helpers.simulation import Simulation
 
 
 def scheduled(plan: StepPlan | None) -> dict[int, int]:

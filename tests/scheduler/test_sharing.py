@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from tests.helpers.ledger_runner import canned_token
-from tests.helpers.simulation import Simulation
 
 from octavo.errors import EngineError, InvalidRequestError
 from octavo.request import MAX_BEST_OF, FinishReason, SamplingParams, fork_id, split_id
 from octavo.scheduler.step import StepPlan
+from tests.helpers.ledger_runner import canned_token
+from tests.helpers.simulation import Simulation
 
 
 def computed(sim: Simulation) -> int:

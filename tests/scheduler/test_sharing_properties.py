@@ -11,10 +11,10 @@ from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.ledger_runner import VOCAB
-from tests.helpers.simulation import Simulation
 
 from octavo.errors import InvalidRequestError
+from tests.helpers.ledger_runner import VOCAB
+from tests.helpers.simulation import Simulation
 
 MAX_MODEL_LEN = 40
 

@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text.test_tokenizer import _metadata, _sentencepiece_metadata
 
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.tokenizer import Tokenizer
+from tests.text.test_tokenizer import _metadata, _sentencepiece_metadata
 
 
 @cache

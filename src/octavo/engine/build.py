@@ -14,12 +14,12 @@ from octavo.engine.memory import CachePlan, available_memory, plan_cache
 from octavo.engine.text_engine import TextEngine
 from octavo.kernels.backends import create_backend
 from octavo.kernels.ops import Backend, KVShape
+from octavo.limits import RequestLimits
 from octavo.models.decoder import Decoder
 from octavo.models.decoder_weights import Progress, pack_weights
 from octavo.models.locate import locate
 from octavo.models.spec import DecoderSpec
 from octavo.models.weights import Checkpoint, open_checkpoint
-from octavo.request import RequestLimits
 from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.chat_template import ChatTemplate

@@ -130,7 +130,7 @@ def plan_cache(spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: Sch
         raise MemoryConfigError(
             f"max_model_len={scheduler.max_model_len} is more than the model's own limit: set it to {spec.max_position} or less"
         )
-    num_blocks = _num_blocks(cache, block_bytes, available, scheduler.max_num_seqs * blocks_for(wanted, cache.block_size))
+    num_blocks = _num_blocks(cache, scheduler, block_bytes, available, blocks_for(wanted, cache.block_size))
     _check_fits(num_blocks, block_bytes, weights, available)
     held = num_blocks * cache.block_size
     if scheduler.max_model_len is not None and wanted > held:
@@ -143,16 +143,17 @@ def plan_cache(spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: Sch
     return CachePlan(num_blocks, cache.block_size, block_bytes, min(wanted, held))
 
 
-def _num_blocks(cache: CacheConfig, block_bytes: int, available: int, most_useful: int) -> int:
+def _num_blocks(cache: CacheConfig, scheduler: SchedulerConfig, block_bytes: int, available: int, longest: int) -> int:
+    fewest = blocks_for(2, cache.block_size)
     if cache.num_blocks is not None:
         return cache.num_blocks
     if cache.kv_memory is None:
-        return max(2, min(available // 4 // block_bytes, most_useful))
+        return max(fewest, min(available // 4 // block_bytes, scheduler.max_num_seqs * longest))
     num_blocks = parse_bytes(cache.kv_memory) // block_bytes
-    if num_blocks * cache.block_size < 2:
+    if num_blocks < fewest:
         raise MemoryConfigError(
             f"kv_memory={cache.kv_memory} is less than the smallest useful cache: a block of {cache.block_size} tokens takes "
-            f"{format_bytes(block_bytes)}; set it to {max(1, blocks_for(2, cache.block_size)) * block_bytes} bytes or more, or lower block_size"
+            f"{format_bytes(block_bytes)}; set it to {(longest if scheduler.max_model_len else fewest) * block_bytes} bytes or more, or lower block_size"
         )
     return num_blocks
 

@@ -79,7 +79,7 @@ class BeamGroup:
     stop_ids: frozenset[int]
     max_tokens: int
     min_tokens: int = 0
-    """No stop token is looked at before this many tokens."""
+    """No stop token is looked at as one of the first this many tokens."""
     num_logprobs: int | None = None
     """Keep the log-probabilities of this many best tokens, and of the chosen one, at each position."""
     num_output: int = 0
@@ -111,7 +111,7 @@ class BeamGroup:
     def _best(self, candidates: Sequence[Candidates]) -> list[_Choice]:
         """The best continuations of all beams, best first. Of each beam no more are looked at than may be among them."""
         wanted = num_candidates(self.width, len(self.stop_ids))
-        skipped = self.stop_ids if self.num_output + 1 < self.min_tokens else frozenset()
+        skipped = self.stop_ids if self.num_output < self.min_tokens else frozenset()
         sums = [node.cumulative_logprob for node in self._running] or [0.0]
         found: list[_Choice] = []
         for parent, (token_ids, logprobs) in enumerate(candidates):

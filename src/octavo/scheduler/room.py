@@ -11,7 +11,7 @@ a block alone, the last one gives up all it holds, so that the others own theirs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from octavo.blocks import BlockManager
 from octavo.request import Request
@@ -59,6 +59,14 @@ class RoomMaker:
         if room <= 0:
             self.step_back(request, missing, budget)
         return min(num_tokens, room)
+
+    def make_for_beams(self, search: BeamSearch, takes: Sequence[tuple[Request, int]], budget: StepBudget) -> bool:
+        """The same for beams and the numbers of their next tokens, all or none: without room for all, all step back."""
+        ends = {beam.id: beam.num_computed + num_tokens for beam, num_tokens in takes}
+        missing = self.make(search.request, lambda: self._blocks.num_missing_together(ends), budget)
+        if missing > 0:
+            self.step_back(search.request, missing, budget)
+        return missing <= 0
 
     def step_back(self, request: Request, missing: int, budget: StepBudget) -> None:
         """Stop a running request that cannot go on. It keeps its blocks."""

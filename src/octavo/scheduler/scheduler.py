@@ -26,12 +26,12 @@ from octavo.blocks import BlockManager, blocks_for
 from octavo.config import SchedulerConfig
 from octavo.errors import EngineError, MemoryConfigError
 from octavo.request import FinishReason, Request, split_id
-from octavo.scheduler.admission import Passing, StepBudget
+from octavo.scheduler.admission import Passing, StepBudget, hold_cached
 from octavo.scheduler.beam_search import BeamSearch
 from octavo.scheduler.groups import SampleGroup
 from octavo.scheduler.policies import POLICIES, RequestQueue
 from octavo.scheduler.room import RoomMaker
-from octavo.scheduler.step import FinishedBeam, RequestUpdate, StepPlan, StepResult, TokenLogprobs
+from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult, TokenLogprobs
 
 PromptLogprobs = tuple[tuple[int, TokenLogprobs], ...]
 """(prompt position, its log-probabilities)"""
@@ -236,22 +236,10 @@ class Scheduler:
 
     def _continue_beams(self, search: BeamSearch, budget: StepBudget, num_behind: int = 0) -> bool:
         """Schedule beams, all or none of those that can compute anything. False if there was no room and they step back."""
-        blocks, request = self.blocks, search.request
-        takes = search.takes(blocks, budget.num_tokens_left, num_behind)
-        ends = {beam.id: beam.num_computed + num_tokens for beam, num_tokens in takes}
-        missing = self._room.make(request, lambda: blocks.num_missing_together(ends), budget)
-        if missing > 0:
-            self._room.step_back(request, missing, budget)
+        takes = search.takes(self.blocks, budget.num_tokens_left, num_behind)
+        if not self._room.make_for_beams(search, takes, budget):
             return False
-        for beam, num_tokens in takes:
-            new_blocks = blocks.reserve(beam.id, ends[beam.id])
-            assert new_blocks is not None, f"beam {split_id(beam.id)} was found to fit but does not"
-            if beam.id in search.placed:
-                budget.add(beam, num_tokens, new_blocks, bool(new_blocks) and new_blocks[0] in blocks.copies)
-            else:
-                resumed = request.num_preemptions > 0 and not search.placed
-                budget.admit(beam, num_tokens, blocks.block_ids(beam.id), resumed)
-                search.placed.add(beam.id)
+        search.schedule(takes, self.blocks, budget)
         return True
 
     def _resume_preempted(self, budget: StepBudget, now: float) -> None:
@@ -319,21 +307,7 @@ class Scheduler:
     def _hold(self, request: Request) -> bool:
         """Take hold of what is cached of a request's tokens, if all of them fit then."""
         search = self._searches.get(request.id)
-        if search is None or len(search.beams) == 1:
-            return self._hold_part(search.beams[0] if search is not None else request)
-        if search.num_missing(self.blocks) > self.blocks.num_free:
-            return False
-        waiting = {join.beam.id for join in search.rejoins()}
-        return all(self._hold_part(beam, copies=False) for beam in search.beams if beam.id not in waiting)
-
-    def _hold_part(self, request: Request, copies: bool = True) -> bool:
-        params = request.params
-        # Log-probabilities of the prompt take its logits, so it is computed; once there is output, they have been delivered.
-        reads = params.cache_prefix and (params.prompt_logprobs is None or request.num_output > 0)
-        found = self.blocks.admit(request.id, request.token_ids, params.cache_salt, reads, params.cache_prefix, copies)
-        if found is not None:
-            request.num_computed = found
-        return found is not None
+        return hold_cached(request, self.blocks) if search is None else search.hold(self.blocks)
 
     def _start(self, request: Request, budget: StepBudget, now: float) -> None:
         if request.admitted_time is None:
@@ -352,6 +326,11 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None, prompt: PromptLogprobs, now: float) -> RequestUpdate:
         """Make a sampled token known; it may end the request."""
+        if token < 0:
+            self._end(request, FinishReason.ERROR, None, now)
+            return RequestUpdate(
+                request.group_id, request.sample_index, (), None, prompt, FinishReason.ERROR, None, request.metrics, _no_token()
+            )
         known = request.token_ids
         known.append(token)
         num_output = len(known) - request.prompt_len
@@ -404,8 +383,7 @@ class Scheduler:
         if not sampled:
             return updates
         if found is None:
-            error = EngineError("no token can be chosen for a beam, as its logits are not numbers: the weights may be damaged")
-            return updates + self._give_up_search(search, FinishReason.ERROR, None, now, error)
+            return updates + self._give_up_search(search, FinishReason.ERROR, None, now, _no_token())
         search.offer(beam.id, found)
         return updates + (self._advance(search, now) if search.ready else [])
 
@@ -419,18 +397,11 @@ class Scheduler:
             self._room.released.append(beam.id)
         if not search.done:
             return []
-        best = search.best(request.params.n)
-        self._end(request, best[0].finish_reason, None, now)
-        return [self._beam_update(request, index, beam) for index, beam in enumerate(best)]
-
-    def _beam_update(self, request: Request, index: int, beam: FinishedBeam) -> RequestUpdate:
-        last, metrics = beam.token_ids[-1], request.metrics
-        asked = beam.finish_reason is FinishReason.STOP and last in request.params.stop_token_ids
-        if index:
-            metrics = metrics._replace(num_preemptions=0)  # counted once
-        return RequestUpdate(
-            request.id, index, beam.token_ids, None, (), beam.finish_reason, last if asked else None, metrics, beam=beam
-        )  # fmt: skip
+        updates = search.outputs()
+        reason = updates[0].finish_reason
+        assert reason is not None
+        self._end(request, reason, None, now)
+        return [update._replace(metrics=metrics) for update, metrics in zip(updates, search.metrics(), strict=True)]
 
     def _give_up_search(
         self, search: BeamSearch, reason: FinishReason, stop_reason: int | str | None, now: float, error: EngineError | None
@@ -438,8 +409,8 @@ class Scheduler:
         request = search.request
         self._end(request, reason, stop_reason, now)
         return [
-            RequestUpdate(request.id, index, (), None, (), reason, stop_reason, request.metrics, error)
-            for index in range(request.params.n)
+            RequestUpdate(request.id, index, (), None, (), reason, stop_reason, metrics, error)
+            for index, metrics in enumerate(search.metrics())
         ]  # fmt: skip
 
     def _end(self, request: Request, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
@@ -461,3 +432,9 @@ class Scheduler:
             group.live.discard(request.sample_index)
             if not group.live:
                 del self._groups[group.request_id]
+
+
+def _no_token() -> EngineError:
+    return EngineError(
+        "no token can be chosen: the request forbids all of them, or the logits are not numbers and the weights may be damaged"
+    )
