@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from tests.helpers.serving import Running, running, tiny_engine
 
 from octavo.config import ServerConfig
+from tests.helpers.serving import Running, running, tiny_engine
 
 
 @pytest.fixture(scope="module")

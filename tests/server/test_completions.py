@@ -8,6 +8,7 @@ import math
 import httpx
 import openai
 import pytest
+
 from tests.helpers.serving import Running
 
 TEXT = "Emoji 😀 and 漢字: once upon a time"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import openai
 import pytest
-from tests.helpers.serving import Running, running, tiny_engine
 
 from octavo.config import ServerConfig
+from tests.helpers.serving import Running, running, tiny_engine
 
 
 def test_an_answer_is_the_one_of_a_chat(client: openai.OpenAI) -> None:

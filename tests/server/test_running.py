@@ -12,9 +12,9 @@ from collections.abc import Callable
 import httpx
 import openai
 import pytest
-from tests.helpers.serving import Running, running, tiny_engine
 
 from octavo.config import ServerConfig
+from tests.helpers.serving import Running, running, tiny_engine
 
 PROMPTS = ["Once upon a time", "Emoji 😀 and 漢字", "Water is made of", "The capital of France is the city of light"]
 

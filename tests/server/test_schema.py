@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
-from tests.helpers.serving import running, tiny_engine
 
 from octavo.server.app import create_app
+from tests.helpers.serving import running, tiny_engine
 
 QUICK = settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import openai
 import pytest
-from tests.helpers.serving import Running
 
 from octavo.server.tools import create_parser, detect_parser, messages_with_tools
 from octavo.text.chat_template import ChatTemplate
+from tests.helpers.serving import Running
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris", "note": "a < b </tool> \\"q\\" 😀"}}'
 TIME = '{"name": "get_time", "arguments": {}}'

@@ -9,8 +9,9 @@ from octavo.engine.core import EngineCore, RequestUpdate
 from octavo.engine.outputs import OutputProcessor, RequestOutput
 from octavo.errors import InvalidRequestError
 from octavo.limits import make_request
-from octavo.request import FinishReason, SamplingParams
+from octavo.request import Constraint, FinishReason, SamplingParams
 from octavo.text.chat_template import ChatTemplate
+from octavo.text.grammar import GrammarCompiler, GrammarSource
 from octavo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -26,6 +27,7 @@ class TextEngine:
         self.core = core
         self.tokenizer = tokenizer
         self.chat_template = chat_template
+        self._grammars = GrammarCompiler(tokenizer, core.limits.vocab_size, core.limits.eos_token_ids)
         self._outputs = OutputProcessor(tokenizer)
         self._incremental: set[int] = set()
 
@@ -42,6 +44,10 @@ class TextEngine:
         if self.chat_template is None:
             raise InvalidRequestError("this model has no chat template; give it the text of a prompt instead of messages")
         return self.tokenizer.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
+
+    def compile_grammar(self, source: GrammarSource) -> Constraint:
+        """Compile what ``SamplingParams.constraint`` can be; from any thread. Raises InvalidRequestError."""
+        return self._grammars.compile(source)
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise InvalidRequestError if this request would be refused."""

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
-from octavo import __version__
+import octavo
 from octavo.config import parse_bytes
 from octavo.errors import InvalidRequestError
 from octavo.server import chat, completions, responses
@@ -35,7 +35,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 def create_app(service: Service) -> FastAPI:
     """An ASGI app that serves ``service``; the caller closes its engine."""
-    app = FastAPI(title="Octavo", version=__version__, description="LLM inference with OpenAI's API.", redoc_url=None, responses=_ERRORS)
+    app = FastAPI(title="Octavo", version=octavo.__version__, description="LLM inference with OpenAI's API.", redoc_url=None, responses=_ERRORS)
     app.state.service = service
     install_error_handlers(app)
     app.include_router(completions.router)

@@ -17,7 +17,7 @@ from octavo.server.protocol import ChatMessage, ChatRequest, ContentPart
 from octavo.server.replies import ChatReply
 from octavo.server.service import Prompts, Service
 from octavo.server.sse import EventStream, error_event, event
-from octavo.server.tools import CallParser, ToolCallText, create_parser, messages_with_tools, wants_tools
+from octavo.server.tools import CallParser, ToolCallText, create_parser, forced_calls, messages_with_tools, wants_tools
 from octavo.text.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -28,7 +28,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Any:
     """Answer a conversation."""
     service = service_of(request)
     model = service.check_model(body.model)
-    params = body.to_params()
+    params = body.to_params(await service.compile([*body.grammars(), *forced_calls(body, service.tool_parser)]))
     prompts = await render(service, body)
     request_id: str = request.state.request_id
     job = await service.submit(request_id, prompts, params, bool(body.stream))

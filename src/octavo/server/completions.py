@@ -61,7 +61,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Any:
     """Complete one prompt or several."""
     service = service_of(request)
     model = service.check_model(body.model)
-    params = body.to_params()
+    params = body.to_params(await service.compile(body.grammars()))
     prompts = await service.encode(body.prompt)
     request_id: str = request.state.request_id
     job = await service.submit(request_id, prompts, params, bool(body.stream))

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.errors import InvalidRequestError
-from octavo.request import MAX_BEST_OF, MAX_LOGPROBS, SamplingParams
+from octavo.request import MAX_BEST_OF, MAX_LOGPROBS, Constraint, SamplingParams
+from octavo.text.grammar import GrammarSource, choice_grammar, json_grammar
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ MISSING = {
     "documents": "put them into a message",
     "function_call": "it is the old form of tool_choice; use that",
     "functions": "it is the old form of tools; use these",
-    "guided_json": "use response_format",
     "include_stop_str_in_output": "append the choice's stop_reason yourself",
     "include": "leave it out",
     "logits_processors": "no code of clients is run",
@@ -106,6 +106,12 @@ class Sampling(Body):
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     cache_prefix: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    guided_json: dict[str, Any] | None = None
+    """JSON schema that the output fits."""
+    guided_regex: Annotated[str, Field(min_length=1)] | None = None
+    guided_choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4096)] | None = None
+    guided_grammar: Annotated[str, Field(min_length=1)] | None = None
+    """A Lark grammar, as llguidance has it."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -119,6 +125,19 @@ class Sampling(Body):
             given.setdefault("temperature", 0.0)
         given |= others
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, logit_bias=_token_biases(self.logit_bias), **given)
+
+    def grammars(self) -> list[GrammarSource]:
+        """What the output is bound to; at most one makes sense."""
+        found = []
+        if self.guided_json is not None:
+            found.append(json_grammar(self.guided_json, "guided_json"))
+        if self.guided_regex is not None:
+            found.append(GrammarSource("regex", self.guided_regex, "guided_regex"))
+        if self.guided_choice is not None:
+            found.append(choice_grammar(self.guided_choice, "guided_choice"))
+        if self.guided_grammar is not None:
+            found.append(GrammarSource("lark", self.guided_grammar, "guided_grammar"))
+        return found
 
     @property
     def include_usage(self) -> bool:
@@ -150,9 +169,9 @@ class CompletionRequest(Sampling):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
-    def to_params(self) -> SamplingParams:
+    def to_params(self, constraint: Constraint | None) -> SamplingParams:
         """With ``max_tokens=0``, which scores a prompt, one token is computed and not shown; ``echo`` scores the prompt too."""
-        others = {}
+        others: dict[str, Any] = {"constraint": constraint}
         if self.echo and self.logprobs is not None:
             others["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         if self.max_tokens == 0:
@@ -214,9 +233,30 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", serialize_by_alias=True)
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+
 class ResponseFormat(BaseModel):
+    """As /v1/chat/completions has it, with the schema in ``json_schema``; or as /v1/responses has it, with the schema beside the type."""
+
     model_config = ConfigDict(strict=True, extra="allow")
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+    def grammar(self, field: str) -> GrammarSource | None:
+        """The grammar of this format; None for text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return json_grammar({"type": "object"}, field)
+        schema = self.schema_ if self.json_schema is None else self.json_schema.schema_
+        if schema is None:
+            raise InvalidRequestError(f"{field} is of type json_schema and has no schema")
+        return json_grammar(schema, field)
 
 
 class ChatRequest(Sampling):
@@ -236,16 +276,18 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template."""
 
-    def to_params(self) -> SamplingParams:
+    def to_params(self, constraint: Constraint | None) -> SamplingParams:
         """The shorter of the two limits holds where both are given."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs: set logprobs to true, or leave top_logprobs out")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise InvalidRequestError(f"response_format {self.response_format.type} is not supported: the output is free text")
-        if self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool):
-            raise InvalidRequestError("tool_choice can be none or auto here: a call cannot be forced")
         limits = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
-        return self.params(min(limits, default=None), (self.top_logprobs or 0) if self.logprobs else None)
+        return self.params(min(limits, default=None), (self.top_logprobs or 0) if self.logprobs else None, constraint=constraint)
+
+    def grammars(self) -> list[GrammarSource]:
+        found = super().grammars()
+        if self.response_format is not None and (grammar := self.response_format.grammar("response_format")) is not None:
+            found.append(grammar)
+        return found
 
 
 class InputItem(BaseModel):
@@ -271,15 +313,19 @@ class ResponsesRequest(Sampling):
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     """Tools are for /v1/chat/completions; here the list must be empty."""
 
-    def to_params(self) -> SamplingParams:
+    def to_params(self, constraint: Constraint | None) -> SamplingParams:
         """One answer of text."""
         for name in ("n", "best_of", "beam_width", "prompt_logprobs"):
             if getattr(self, name) not in (None, 1 if name != "prompt_logprobs" else None):
                 raise InvalidRequestError(f"{name} is not supported for responses; use /v1/chat/completions")
+        return self.params(self.max_output_tokens, None, constraint=constraint)
+
+    def grammars(self) -> list[GrammarSource]:
+        found = super().grammars()
         format = self.text.format if self.text is not None else None
-        if format is not None and format.type != "text":
-            raise InvalidRequestError(f"text is not supported with the format {format.type}: the output is free text")
-        return self.params(self.max_output_tokens, None)
+        if format is not None and (grammar := format.grammar("text")) is not None:
+            found.append(grammar)
+        return found
 
     @property
     def messages(self) -> list[ChatMessage]:

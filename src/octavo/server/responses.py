@@ -27,7 +27,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Any:
     """Answer an input."""
     service = service_of(request)
     model = service.check_model(body.model)
-    params = body.to_params()
+    params = body.to_params(await service.compile(body.grammars()))
     messages = [plain_message(i, message) for i, message in enumerate(body.messages)]
     prompts: Prompts = [(None, await service.render(messages))]
     request_id: str = request.state.request_id

@@ -14,9 +14,10 @@ from octavo.engine.async_engine import AsyncEngine, Numbered, Submission
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.text_engine import Message
 from octavo.errors import DeadlineError, EngineClosedError, InvalidRequestError, OctavoError, QueueFullError
-from octavo.request import FinishReason, SamplingParams
+from octavo.request import Constraint, FinishReason, SamplingParams
 from octavo.server.observe import Observer
 from octavo.server.tools import detect_parser
+from octavo.text.grammar import GrammarSource
 from octavo.text.template_worker import TemplateWorker
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,15 @@ class Service:
         if template is None:
             raise InvalidRequestError("this model has no chat template; send the text of a prompt to /v1/completions")
         return await asyncio.to_thread(lambda: tokenizer.encode(template.render(messages, **variables), add_special_tokens=False))
+
+    async def compile(self, grammars: Sequence[GrammarSource]) -> Constraint | None:
+        """What binds the output of a request that names these; compiled in a thread."""
+        if not grammars:
+            return None
+        if len(grammars) > 1:
+            names = " and ".join(grammar.field for grammar in grammars)
+            raise InvalidRequestError(f"{names} each bind the output to a grammar; give one of them")
+        return await asyncio.to_thread(self.engine.text.compile_grammar, grammars[0])
 
     def close(self) -> None:
         """End what the service has started; the engine is its caller's."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Protocol
 
-from octavo.server.protocol import ChatRequest
+from octavo.errors import InvalidRequestError
+from octavo.server.protocol import ChatRequest, NamedTool
+from octavo.text.grammar import GrammarSource, json_grammar
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 _PYTHON_TAG = "<|python_tag|>"
 
 _INSTRUCTIONS = """# Tools
@@ -62,6 +65,34 @@ class CallParser(Protocol):
 def wants_tools(body: ChatRequest) -> bool:
     """Whether the model may call tools."""
     return bool(body.tools) and body.tool_choice != "none"
+
+
+def forced_calls(body: ChatRequest, kind: str) -> list[GrammarSource]:
+    """The grammar of an answer that must be a call, for ``tool_choice`` required or named; empty for others."""
+    choice = body.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return []
+    tools = [tool.function for tool in body.tools or ()]
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.name == choice.function.name]
+    if not tools:
+        wanted = f"the function {choice.function.name[:100]!r}" if isinstance(choice, NamedTool) else "a call"
+        raise InvalidRequestError(f"tool_choice wants {wanted}, which is not among tools")
+    key = "parameters" if kind == "llama3" else "arguments"
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, key: tool.parameters or {"type": "object"}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if kind == "llama3":
+        return [json_grammar(schema, "tool_choice")]
+    text = f'start: "{_OPEN}\\n" call "\\n{_CLOSE}"\ncall: %json {json.dumps(schema | _COMPACT)}'
+    return [GrammarSource("lark", text, "tool_choice")]
 
 
 def detect_parser(template: Template | None) -> str:
