@@ -35,7 +35,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 def create_app(service: Service) -> FastAPI:
     """An ASGI app that serves ``service``; the caller closes its engine."""
-    app = FastAPI(title="Octavo", version=octavo.__version__, description="LLM inference with OpenAI's API.", redoc_url=None, responses=_ERRORS)
+    app = FastAPI(
+        title="Octavo", version=octavo.__version__, description="LLM inference with OpenAI's API.", redoc_url=None, responses=_ERRORS
+    )
     app.state.service = service
     install_error_handlers(app)
     app.include_router(completions.router)
