@@ -141,7 +141,7 @@ class ServerConfig:
     """Clients must send it as a bearer token. None lets everybody in."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call the server from a browser; '*' is all."""
-    max_body_size: str | int = "16MiB"
+    max_body_size: str | int = "8MiB"
     """Most bytes of a request's body."""
     max_prompts: int = 256
     """Most prompts in one call."""

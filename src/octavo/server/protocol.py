@@ -7,9 +7,9 @@ a client could miss; those of ``MISSING`` are refused, since their effect would 
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from octavo.errors import InvalidRequestError
 from octavo.request import MAX_BEST_OF, MAX_LOGPROBS, Constraint, SamplingParams
@@ -50,9 +50,21 @@ _HARMLESS = {"skip_special_tokens": (None, True), "include_stop_str_in_output": 
 
 _seen_unknown: set[str] = set()
 
+T = TypeVar("T")
+
+
+def _not_many(value: T) -> T:
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} entries are taken, not {len(value)}")
+    return value
+
+
+_MAX_BIASES = 4096
+Several = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first wrong entry ends its checking: a million wrong ones would otherwise become a million errors."""
 Int32 = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenIds = list[Int32]
+TokenIds = Several[Int32]
 
 
 class StreamOptions(BaseModel):
@@ -89,12 +101,12 @@ class Sampling(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_many)] | None = None
     allowed_token_ids: TokenIds | None = None
     forbidden_token_ids: TokenIds | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     min_tokens: Int32 | None = None
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop: str | Annotated[Several[str], Field(max_length=64)] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -109,7 +121,7 @@ class Sampling(Body):
     guided_json: dict[str, Any] | None = None
     """JSON schema that the output fits."""
     guided_regex: Annotated[str, Field(min_length=1)] | None = None
-    guided_choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4096)] | None = None
+    guided_choice: Annotated[Several[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4096)] | None = None
     guided_grammar: Annotated[str, Field(min_length=1)] | None = None
     """A Lark grammar, as llguidance has it."""
     stream: bool | None = None
@@ -164,7 +176,7 @@ def _token_biases(given: dict[str, float] | None) -> dict[int, float] | None:
 class CompletionRequest(Sampling):
     """Body of /v1/completions."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: str | Several[str] | TokenIds | Several[TokenIds]
     max_tokens: Int32 | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -202,9 +214,9 @@ class ToolCall(BaseModel):
 class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Several[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Several[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -262,13 +274,13 @@ class ResponseFormat(BaseModel):
 class ChatRequest(Sampling):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Several[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """The old name of max_completion_tokens."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    tools: Several[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -294,7 +306,7 @@ class InputItem(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: str | Several[ContentPart]
 
 
 class TextConfig(BaseModel):
@@ -305,7 +317,7 @@ class TextConfig(BaseModel):
 class ResponsesRequest(Sampling):
     """Body of /v1/responses."""
 
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[Several[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     metadata: dict[str, str] | None = None
@@ -341,7 +353,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Several[ChatMessage] | None = None
     add_special_tokens: bool = True
     """Add what the model expects at a prompt's start, such as BOS; for a prompt only."""
     add_generation_prompt: bool = True

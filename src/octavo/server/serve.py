@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -37,7 +38,7 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Origin whose pages may call from a browser; '*' is all.")] = None,
-    max_body_size: Annotated[str, typer.Option(help="Most bytes of a request's body.")] = "16MiB",
+    max_body_size: Annotated[str, typer.Option(help="Most bytes of a request's body.")] = "8MiB",
     max_prompts: Annotated[int, typer.Option(help="Most prompts in one call.")] = 256,
     max_queue: Annotated[int, typer.Option(help="Most samples that may wait; more get 429.")] = 1024,
     request_timeout: Annotated[float, typer.Option(help="Most seconds for a request; 0 is no limit.")] = 600.0,
@@ -122,6 +123,7 @@ def run(engine_config: Any, config: Any, log_level: str = "info") -> None:
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            self.watchdog = asyncio.create_task(service.watch_engine())
             kind = "https" if config.ssl_certfile else "http"
             address, port = listener.getsockname()[:2]
             where = f"[{address}]" if ":" in address else address
@@ -129,6 +131,7 @@ def run(engine_config: Any, config: Any, log_level: str = "info") -> None:
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             service.drain()
+            self.watchdog.cancel()
             await super().shutdown(sockets)
 
     settings = uvicorn.Config(

@@ -158,6 +158,17 @@ class Service:
             return "the engine has ended" if stalled == float("inf") else f"a step of the engine has run for {stalled:.0f} s"
         return None
 
+    async def watch_engine(self) -> None:
+        """Log when a step of the engine hangs, and when it goes on; runs until it is cancelled."""
+        hung = False
+        while True:
+            stalled = self.engine.stalled_for
+            if (stalled > self.config.stall_timeout) != hung:
+                hung = not hung
+                ids = [job.request_id for job in self.jobs]
+                logger.error("the engine %s; requests: %s", f"has hung for {stalled:.0f} s" if hung else "goes on", ids)
+            await asyncio.sleep(self.config.stall_timeout / 4)
+
     async def metrics(self) -> bytes:
         """The text that Prometheus scrapes; of a hung engine, its last figures."""
         try:
