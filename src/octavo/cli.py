@@ -38,6 +38,11 @@ NumBlocks = Annotated[int | None, typer.Option(help="Number of KV blocks, instea
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output together.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Most requests that run in one step.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
+PrefixCaching = Annotated[bool, typer.Option(help="Keep computed blocks findable for prompts that begin alike.")]
+ForkMode = Annotated[
+    Literal["copy_on_write", "recompute"],
+    typer.Option(help="How samples share their prompt: as forks, or as requests through the prefix cache."),
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")]
 Seed = Annotated[int, typer.Option(help="Seed of requests that bring none.")]
@@ -98,6 +103,8 @@ def generate(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    enable_prefix_caching: PrefixCaching = True,
+    fork_mode: ForkMode = "copy_on_write",
     threads: Threads = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -187,6 +194,8 @@ def offline(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    enable_prefix_caching: PrefixCaching = True,
+    fork_mode: ForkMode = "copy_on_write",
     threads: Threads = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -224,10 +233,7 @@ def offline(
 def sharing(
     num_requests: Annotated[int, typer.Option(help="Requests of Alpaca's lengths; of ShareGPT's, a third of them.")] = 24,
     repeats: Annotated[int, typer.Option(help="Runs of each timing.")] = 3,
-    fork_mode: Annotated[
-        Literal["copy_on_write", "recompute"],
-        typer.Option(help="How samples share their prompt: as forks, or as requests through the prefix cache."),
-    ] = "copy_on_write",
+    fork_mode: ForkMode = "copy_on_write",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
     block_size: BlockSize = 16,
@@ -248,7 +254,7 @@ def sharing(
     from octavo.bench.report import print_savings, print_timings
     from octavo.bench.sharing import measure_savings, measure_times
 
-    llm = _load(locals() | {"num_blocks": None, "max_num_seqs": 256, "max_num_batched_tokens": 512, "seed": 0}, fork_mode=fork_mode)
+    llm = _load(locals() | {"num_blocks": None, "max_num_seqs": 256, "max_num_batched_tokens": 512, "seed": 0})
     savings = measure_savings(llm, num_requests, lambda line: print(line, file=sys.stderr))
     timings = measure_times(llm, repeats)
     if as_json:
@@ -258,22 +264,12 @@ def sharing(
         print_timings(timings)
 
 
-def _load(options: dict[str, Any], **more: Any) -> LLM:
+def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
-    names = [
-        "dtype",
-        "block_size",
-        "kv_memory",
-        "num_blocks",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "threads",
-        "device",
-        "seed",
-    ]
-    return LLM(options["model"], **{name: options[name] for name in names}, **more)
+    names = ["dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+             "enable_prefix_caching", "fork_mode", "threads", "device", "seed"]  # fmt: skip
+    return LLM(options["model"], **{name: options[name] for name in names if name in options})
 
 
 def _params(options: dict[str, Any]) -> SamplingParams:

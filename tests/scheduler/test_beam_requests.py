@@ -8,6 +8,7 @@ import pytest
 
 from octavo.errors import EngineError
 from octavo.request import FinishReason, split_id
+from octavo.scheduler.admission import StepBudget
 from octavo.scheduler.step import StepResult
 from tests.helpers.simulation import Simulation
 
@@ -17,7 +18,7 @@ def add_beams(sim: Simulation, prompt: int | list[int], width: int, max_tokens: 
 
 
 def num_beams(sim: Simulation, request_id: int) -> int:
-    return len(sim.scheduler._searches[request_id].beams)
+    return len(sim.scheduler._queues.searches[request_id].beams)
 
 
 def test_a_beam_that_goes_on_alone_is_not_forked() -> None:
@@ -27,10 +28,10 @@ def test_a_beam_that_goes_on_alone_is_not_forked() -> None:
     sim.step()
     assert (num_beams(sim, request_id), sim.blocks.sharing.num_forks, sim.blocks.stats().used) == (4, 3, 2)
     while sim.scheduler.has_work:
-        before, forks = {b.id for b in sim.scheduler._searches[request_id].beams}, sim.blocks.sharing.num_forks
+        before, forks = {b.id for b in sim.scheduler._queues.searches[request_id].beams}, sim.blocks.sharing.num_forks
         sim.step()
         if sim.scheduler.has_work:
-            after = {b.id for b in sim.scheduler._searches[request_id].beams}
+            after = {b.id for b in sim.scheduler._queues.searches[request_id].beams}
             assert sim.blocks.sharing.num_forks - forks == len(after - before) == len(before - after)
             assert sim.blocks.request_ids == after
     assert sim.blocks.sharing.num_fork_copies <= sim.blocks.sharing.num_forks
@@ -44,16 +45,16 @@ def test_rows_are_kept_for_beams_to_come() -> None:
     late = sim.add(3, 2)
     sim.step()
     sim.step()
-    assert [r.id for r in sim.scheduler._running] == [single, beams]
+    assert [r.id for r in sim.scheduler._queues.running] == [single, beams]
     for _ in range(6):
         sim.step()
-        assert late not in {r.id for r in sim.scheduler._running}
+        assert late not in {r.id for r in sim.scheduler._queues.running}
     sim.run()
     assert sim.runner.max_rows == 5
     wide = add_beams(sim, 3, 5)
     other = sim.add(2, 4)
     sim.step()
-    assert [r.id for r in sim.scheduler._running] == [wide] and [r.id for r in sim.scheduler._waiting] == [other]
+    assert [r.id for r in sim.scheduler._queues.running] == [wide] and [r.id for r in sim.scheduler._queues.waiting] == [other]
     sim.run()
 
 
@@ -72,6 +73,21 @@ def test_a_group_is_preempted_and_resumed_as_one() -> None:
     sim.check_end()
     assert (beams, True) in preempted and first not in {request_id for request_id, _ in preempted}
     assert resumed.count(beams) == preempted.count((beams, True)) == sim.requests[beams].num_preemptions
+
+
+def test_stepping_back_loses_nothing_though_the_first_beam_was_dropped() -> None:
+    sim = Simulation(block_size=4)
+    request_id = add_beams(sim, 6, 3, max_tokens=20, early_stopping="never", length_penalty=2.0)
+    sim.step()
+    search = sim.scheduler._queues.searches[request_id]
+    while request_id in {beam.id for beam in search.beams} or search.beams[0].num_computed < 14:
+        sim.step()
+    before, num_computed = [beam.num_computed for beam in search.beams], sum(plan.num_tokens for plan in sim.runner.plans)
+    sim.scheduler._room.step_back(search.request, 1, StepBudget(64))
+    assert [beam.num_computed for beam in search.beams] == before and len(sim.scheduler._queues.running) == 0
+    sim.step()
+    assert sum(plan.num_tokens for plan in sim.runner.plans) == num_computed + 3
+    sim.run()
 
 
 def test_aborting_ends_all_beams_and_one_output_cannot_be_aborted() -> None:

@@ -11,28 +11,26 @@ a block alone, the last one gives up all it holds, so that the others own theirs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from octavo.blocks import BlockManager
 from octavo.request import Request
 from octavo.scheduler.admission import StepBudget
 from octavo.scheduler.beam_search import BeamSearch
-from octavo.scheduler.policies import RequestQueue
+from octavo.scheduler.queues import Queues
 from octavo.scheduler.step import Preemption
 
 
 class RoomMaker:
     """Moves requests from the running to the preempted ones, and takes their blocks."""
 
-    def __init__(self, blocks: BlockManager, running: RequestQueue, preempted: RequestQueue, searches: Mapping[int, BeamSearch]) -> None:
+    def __init__(self, blocks: BlockManager, queues: Queues) -> None:
         self.held = False
         """Whether a request has been preempted and since then none has ended and no preempted one resumed: nothing is admitted."""
         self.released: list[int] = []
         """Requests whose rows end with the next plan."""
         self._blocks = blocks
-        self._running = running
-        self._preempted = preempted
-        self._searches = searches
+        self._queues = queues
 
     def make(self, request: Request, num_needed: Callable[[], int], budget: StepBudget) -> int:
         """Free the blocks that a request needs. Returns how many are missing still, 0 or less if none.
@@ -70,12 +68,10 @@ class RoomMaker:
 
     def step_back(self, request: Request, missing: int, budget: StepBudget) -> None:
         """Stop a running request that cannot go on. It keeps its blocks."""
-        self._take(request, request, missing, len(request.token_ids), budget)
+        self._take(request, request, missing, max(part.num_computed for part in self._queues.parts(request)), budget)
 
     def _ids(self, request: Request) -> list[int]:
-        """Whose blocks stand behind a request in a queue: its own, or those of its beams."""
-        search = self._searches.get(request.id)
-        return [request.id] if search is None else [beam.id for beam in search.beams]
+        return [part.id for part in self._queues.parts(request)]
 
     def _victim(self, request: Request) -> Request | None:
         """The last one behind ``request`` that owns a block alone, or else that holds any; preempted ones before running ones."""
@@ -84,7 +80,7 @@ class RoomMaker:
         return alone or next((other for other in self._behind(request) if any(map(blocks.num_held, self._ids(other)))), None)
 
     def _behind(self, request: Request) -> Iterator[Request]:
-        for queue in (self._preempted, self._running):
+        for queue in (self._queues.preempted, self._queues.running):
             rank = queue.policy(request)
             for other in reversed(queue.requests):
                 if queue.policy(other) <= rank:
@@ -93,11 +89,11 @@ class RoomMaker:
 
     def _take(self, victim: Request, by: Request, missing: int, keep: int, budget: StepBudget) -> None:
         """Cut a request, with all of its beams, down to its first ``keep`` tokens; if it runs, it stops."""
-        search = self._searches.get(victim.id)
-        was_running = victim in self._running
+        search = self._queues.searches.get(victim.id)
+        was_running = victim in self._queues.running
         if was_running:
-            self._running.remove(victim)
-            self._preempted.add(victim)
+            self._queues.running.remove(victim)
+            self._queues.preempted.add(victim)
             self.released += self._ids(victim)
             self.held = True
             victim.num_preemptions += 1
