@@ -14,7 +14,6 @@ from functools import cache
 import openai
 import pytest
 import uvicorn
-from tests.helpers.random_model import TINY, random_checkpoint
 
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
 from octavo.engine.async_engine import AsyncEngine
@@ -31,6 +30,7 @@ from octavo.server.app import create_app
 from octavo.server.service import Service
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
+from tests.helpers.random_model import TINY, random_checkpoint
 
 MAX_MODEL_LEN = 640
 

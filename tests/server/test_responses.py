@@ -38,7 +38,7 @@ def test_a_stream_tells_the_whole_story_in_order(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("body", [
     {"previous_response_id": "resp_1"}, {"tools": [{"type": "web_search"}]}, {"input": []}, {"n": 2}, {"background": True},
     {"include": ["message.output_text.logprobs"]}, {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
-    {"conversation": "c"}, {"text": {"format": {"type": "json_object"}}}, {"truncation": "auto"},
+    {"conversation": "c"}, {"text": {"format": {"type": "json_schema"}}}, {"truncation": "auto"},
 ])  # fmt: skip
 def test_what_is_missing_is_refused_by_name(client: openai.OpenAI, body: dict[str, object]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

@@ -166,6 +166,14 @@ def test_a_failure_between_steps_is_survived() -> None:
         assert client.completions.create(**given(1)).choices[0].text
 
 
+def test_a_bug_in_the_server_is_a_500_in_openais_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(tiny_engine()) as server:
+        monkeypatch.setattr(server.service, "encode", None)
+        reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
+        assert reply.status_code == 500 and reply.json()["error"]["code"] == "internal_error" and "NoneType" not in reply.text
+        assert 'path="/v1/completions",status="500"' in httpx.get(f"{server.url}/metrics").text
+
+
 def test_readiness_fails_while_a_step_hangs_and_while_draining(caplog: pytest.LogCaptureFixture) -> None:
     with running(tiny_engine(), ServerConfig(stall_timeout=0.1, drain_timeout=0.2)) as server:
         release = threading.Event()

@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from octavo.errors import ContextLengthError, InvalidRequestError, OctavoError, QueueFullError
-from octavo.server.protocol import ChatRequest, CompletionRequest
+from octavo.server.protocol import ChatRequest, CompletionRequest, ResponsesRequest
 
 logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
-_FIELDS = {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+_FIELDS = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *ResponsesRequest.model_fields}
 
 
 def shape(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Gate:
             else:
                 await self._app(scope, self._limited(receive), send_with_id)
         finally:
-            self._record(scope, request_id, status, time.monotonic() - start)
+            self._record(scope, request_id, status or 500, time.monotonic() - start)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         if self._key is not None and scope["path"] not in _OPEN_PATHS:

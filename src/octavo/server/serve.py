@@ -32,7 +32,8 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
     policy: Annotated[str, typer.Option(help="fcfs, or priority: requests with a lower priority number run first.")] = "fcfs",
-    prefix_caching: Annotated[bool, typer.Option(help="Keep what was computed findable for requests that begin alike.")] = True,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep computed blocks findable for prompts that begin alike.")] = True,
+    fork_mode: Annotated[str, typer.Option(help="How samples share their prompt: copy_on_write or recompute.")] = "copy_on_write",
     dtype: Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")] = "auto",
@@ -71,8 +72,8 @@ def serve(
     )
     engine = EngineConfig(
         model=ModelConfig(model, dtype),
-        cache=CacheConfig(block_size, kv_memory, num_blocks, prefix_caching),
-        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy),  # type: ignore[arg-type]
+        cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
+        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),  # type: ignore[arg-type]
         device=DeviceConfig(device, threads),
         seed=seed,
     )
