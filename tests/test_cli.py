@@ -24,7 +24,7 @@ def octavo(*args: str, text: str | None = None) -> subprocess.CompletedProcess[s
 
 def test_help_is_there_for_every_command() -> None:
     top = octavo("--help").stdout
-    for command in ("generate", "chat", "bench", "doctor"):
+    for command in ("generate", "chat", "serve", "bench", "doctor"):
         assert command in top
         assert octavo(command, "--help").returncode == 0
     assert octavo("--version").stdout.startswith("octavo ")

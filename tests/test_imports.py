@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"models", "kernels", "errors"},
     "runner": {"runner", "models", "kernels", "scheduler.step", "request", "config", "errors"},
     "text": {"text", "errors"},
+    "server": {"server", "engine", "text", "request", "config", "errors"},
     "llm": {"engine", "text", "request", "config", "errors"},
 }
 NO_ARRAYS = ("errors", "config", "request", "limits", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from octavo.server.serve import serve
+
 if TYPE_CHECKING:
     from octavo.engine.outputs import CompletionOutput, RequestOutput
     from octavo.llm import LLM
@@ -24,6 +26,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.command()(serve)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]

@@ -110,6 +110,8 @@ class DeviceConfig:
     """auto (the native CPU kernels, or the NumPy reference where they are not built), cpu or reference."""
     threads: int | None = None
     """CPU threads for the kernels. Default: the physical cores that affinity and cgroup quota allow."""
+    shared_prefix_attention: bool = True
+    """Read keys that requests have in common once for all of them. Changes time alone, never a token."""
 
     def __post_init__(self) -> None:
         _require(self.device in DEVICES, f"device {self.device!r} is not known; choose one of {', '.join(DEVICES)}")
@@ -126,3 +128,50 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     seed: int = 0
     """Seed of requests that bring none; each request's own seed derives from it and the request's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Settings of the HTTP server. Times are in seconds."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every interface."""
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    """Names that clients may give as ``model``. Default: the model's name as it was given."""
+    api_key: str | None = field(default=None, repr=False)
+    """Clients must send it as a bearer token. None lets everybody in."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the server from a browser; '*' is all."""
+    max_body_size: str | int = "8MiB"
+    """Most bytes of a request's body."""
+    max_prompts: int = 256
+    """Most prompts in one call."""
+    max_queue: int = 1024
+    """Most samples that may wait, beyond the max_num_seqs that run; more are answered with 429."""
+    request_timeout: float = 600.0
+    """Most time from a request's arrival to its last token; 0 is no limit."""
+    drain_timeout: float = 30.0
+    """Time that running requests have left after SIGTERM."""
+    stall_timeout: float = 60.0
+    """A step that takes longer counts as hung: /ready then fails."""
+    keep_alive: float = 10.0
+    """A stream without output for this long gets a comment, so that nobody between takes it for dead."""
+    tool_parser: Literal["auto", "hermes", "llama3"] = "auto"
+    """How the model writes its calls of tools; auto looks at its chat template."""
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.max_body_size)
+        _require(0 <= self.port <= 65535, f"port must be from 0 to 65535, not {self.port}")
+        _require(self.api_key != "", "the API key is empty; give one of at least one character, or none at all")
+        for name in ("max_prompts", "max_queue"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("request_timeout", "drain_timeout"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative, not {getattr(self, name)}")
+        for name in ("stall_timeout", "keep_alive"):
+            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
+        legal = ("auto", "hermes", "llama3")
+        _require(self.tool_parser in legal, f"tool_parser {self.tool_parser!r} is not known; choose one of {', '.join(legal)}")
+        _require(self.ssl_keyfile is None or self.ssl_certfile is not None, "ssl_keyfile needs ssl_certfile too")

@@ -7,7 +7,9 @@
     │   └── MemoryConfigError            500   the model or its cache does not fit
     ├── ModelLoadError                   500   a checkpoint is missing, damaged or not supported
     ├── EngineError                      500   the engine failed while a request was running
-    └── EngineClosedError                503   the engine has been shut down
+    ├── EngineClosedError                503   the engine has been shut down
+    ├── QueueFullError                   429   too many requests wait
+    └── DeadlineError                    504   a request took longer than the server allows
 
 Messages say what was wrong, what is legal and what to do. ``assert`` is kept for our own bugs.
 """
@@ -64,3 +66,21 @@ class EngineClosedError(OctavoError):
 
     http_status = 503
     code = "engine_closed"
+
+
+class QueueFullError(OctavoError):
+    """Too many requests wait already; try again after ``retry_after`` seconds."""
+
+    http_status = 429
+    code = "queue_full"
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineError(OctavoError):
+    """A request was given up because it took longer than the server allows."""
+
+    http_status = 504
+    code = "request_timeout"

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from octavo.errors import InvalidRequestError
 
@@ -35,6 +35,23 @@ class Logprob(NamedTuple):
     logprob: float
     rank: int
     decoded_token: str | None = None
+
+
+class ConstraintState(Protocol):
+    """How far an output has got within its constraint."""
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """The output goes on with these tokens."""
+
+    def fill(self, address: int, num_bytes: int) -> None:
+        """Write a bit per token at ``address``, lowest first: whether it may come next."""
+
+
+class Constraint(Protocol):
+    """What an output is bound to, such as a grammar; see ``text.grammar``."""
+
+    def start(self) -> ConstraintState:
+        """The state before the first token."""
 
 
 def _require(ok: bool, message: str) -> None:
@@ -111,6 +128,9 @@ class SamplingParams:
     """True ends the search once beam_width beams have finished; False once no running beam, scored at its present length, beats
     the worst of these; "never" once none could with max_tokens (if length_penalty is positive)."""
 
+    constraint: Constraint | None = None
+    """Binds the output to a grammar, which is compiled beforehand: see ``TextEngine.compile_grammar``."""
+
     def __post_init__(self) -> None:
         self._check_numbers()
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -123,6 +143,10 @@ class SamplingParams:
             object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
         _require(all(isinstance(s, str) and s for s in self.stop), "stop strings must be text that is not empty")
         self._check_beams()
+        if self.constraint is not None:
+            for name, off in _NOT_WITH_CONSTRAINT.items():
+                value = getattr(self, name)
+                _require(value == off, f"{name} does not go with an output that is bound to a grammar: leave it at {off}, not {value!r}")
 
     def _check_numbers(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "length_penalty"):
@@ -191,6 +215,7 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
 
+_NOT_WITH_CONSTRAINT = {"beam_width": None, "allowed_token_ids": None, "min_tokens": 0, "ignore_eos": False}
 _NOT_WITH_BEAMS = {
     "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
     "logit_bias": None, "allowed_token_ids": None, "forbidden_token_ids": (),

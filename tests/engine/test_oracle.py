@@ -34,23 +34,23 @@ native_only = pytest.mark.skipif(not describe()["native"], reason="the native mo
 
 
 @cache
-def decoder_for(kind: str, dtype: str, threads: int, window: int) -> tuple[Decoder, Backend]:
+def decoder_for(kind: str, dtype: str, threads: int, window: int, shared_prefix: bool) -> tuple[Decoder, Backend]:
     backend: Backend
     if kind == "reference":
         backend = ReferenceBackend()
     else:
         from octavo.kernels.native import NativeBackend
 
-        backend = NativeBackend(threads=threads, isa=None if kind == "native" else kind)
+        backend = NativeBackend(threads, None if kind == "native" else kind, shared_prefix)
     spec = with_window(TINY, window) if window else TINY
     return Decoder(spec, pack_weights(random_checkpoint(spec), backend, dtype, MAX_MODEL_LEN)), backend
 
 
 def make_core(
-    kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig, caching: bool
+    kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig, caching: bool, shared_prefix: bool
 ) -> EngineCore:
     """An engine whose blocks hold NaN until they are written."""
-    decoder, backend = decoder_for(kind, dtype, threads, window)
+    decoder, backend = decoder_for(kind, dtype, threads, window, shared_prefix)
     cache_config = CacheConfig(cache_plan.block_size, None, cache_plan.num_blocks, enable_prefix_caching=caching)
     config = EngineConfig(cache=cache_config, scheduler=scheduler)
     runner = build_runner(decoder, backend, dtype, cache_plan, config)
@@ -200,7 +200,7 @@ def alone(kind: str, dtype: str, window: int, job: Job) -> Job:
     plan = CachePlan(rows * MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN)
     scheduler = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=MAX_MODEL_LEN, fork_mode="recompute")
     single = Job(job.prompt, job.params, 0)
-    run(make_core(kind, dtype, 1, window, plan, scheduler, caching=False), [single])
+    run(make_core(kind, dtype, 1, window, plan, scheduler, caching=False, shared_prefix=False), [single])
     return single
 
 
@@ -218,7 +218,9 @@ def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int
         fork_mode=chance.choice(["copy_on_write", "copy_on_write", "recompute"]),
     )
     jobs = [random_job(chance, longest) for _ in range(num_jobs)]
-    core = make_core(kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75)
+    core = make_core(
+        kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75, shared_prefix=seed % 2 == 0
+    )
     run(core, jobs)
     stats = core.stats()
     assert stats["blocks"]["free"] == stats["blocks"]["total"], "blocks leaked"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.helpers.isas import isas, needs_native
-from tests.helpers.paged import NEVER_READ, Case, Layer, Pool, Stepper
 
 from octavo.kernels.ops import AttentionBatch, KVShape, Size
+from tests.helpers.isas import isas, needs_native
+from tests.helpers.paged import NEVER_READ, Case, Layer, Pool, Stepper
 
 if TYPE_CHECKING:
     from octavo.kernels.native import NativeBackend

@@ -40,7 +40,7 @@ class BuiltEngine:
 
 def build_engine(config: EngineConfig, progress: Progress = lambda done, total: None) -> BuiltEngine:
     """Find the model, settle the memory, load weights, record the step. ``progress`` hears of packed layers."""
-    backend = create_backend(config.device.device, config.device.threads)
+    backend = create_backend(config.device.device, config.device.threads, config.device.shared_prefix_attention)
     checkpoint = open_checkpoint(locate(config.model.model))
     spec = checkpoint.spec
     dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype

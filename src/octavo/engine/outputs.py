@@ -80,6 +80,10 @@ class _Sample:
     score: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_sent: int = 0
+    """Tokens given out, where outputs are deltas."""
+    sent: int = 0
+    """Characters given out, where outputs are deltas."""
 
 
 @dataclass(slots=True)
@@ -93,6 +97,9 @@ class _Stream:
     samples: list[_Sample]
     num_running: int
     """Samples that have not ended."""
+    deltas: bool = False
+    """Outputs hold only what is new since the one before."""
+    prompt_sent: bool = False
     prompt_logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     metrics: RequestMetrics | None = None
     error: OctavoError | None = None
@@ -113,11 +120,12 @@ class OutputProcessor:
         params: SamplingParams,
         stop_ids: frozenset[int],
         incremental: bool,
+        deltas: bool = False,
     ) -> None:
         """Start a stream. Without ``incremental`` and without stop strings its text is decoded once, at the end."""
         decode_now = incremental or bool(params.stop)
         samples = [_Sample(Detokenizer(self._tokenizer) if decode_now else None) for _ in range(params.num_samples)]
-        self._streams[request_id] = _Stream(prompt, tuple(prompt_token_ids), params, stop_ids, samples, len(samples))
+        self._streams[request_id] = _Stream(prompt, tuple(prompt_token_ids), params, stop_ids, samples, len(samples), deltas)
 
     def push(self, update: RequestUpdate) -> str | None:
         """Take over an update of a request. Returns the stop string that its sample must be ended for, if any."""
@@ -174,16 +182,20 @@ class OutputProcessor:
         self._streams.pop(request_id, None)
 
     def _completion(self, stream: _Stream, sample: _Sample, index: int) -> CompletionOutput:
-        params = stream.params
+        params, since = stream.params, sample.num_sent
+        text = self._text(stream, sample)
+        if stream.deltas:
+            text, sample.sent = text[sample.sent :], len(text)
+            sample.num_sent = len(sample.token_ids)
         return CompletionOutput(
             index=index,
-            text=self._text(stream, sample),
-            token_ids=tuple(sample.token_ids),
+            text=text,
+            token_ids=tuple(sample.token_ids[since:]),
             finish_reason=sample.finish_reason,
             stop_reason=sample.stop_reason,
             cumulative_logprob=sample.cumulative_logprob if params.num_logprobs is not None or sample.score is not None else None,
             score=sample.score,
-            logprobs=tuple(sample.logprobs) if params.logprobs is not None else None,
+            logprobs=tuple(sample.logprobs[since:]) if params.logprobs is not None else None,
         )
 
     def _text(self, stream: _Stream, sample: _Sample) -> str:
@@ -197,8 +209,9 @@ class OutputProcessor:
         return sample.text if reason is not None else sample.text[: len(sample.text) - _held(sample.text, stream.params.stop)]
 
     def _prompt_logprobs(self, stream: _Stream) -> tuple[PositionLogprobs | None, ...] | None:
-        if stream.params.prompt_logprobs is None:
+        if stream.params.prompt_logprobs is None or (stream.deltas and stream.prompt_sent):
             return None
+        stream.prompt_sent = True
         return tuple(stream.prompt_logprobs.get(i) for i in range(len(stream.prompt_token_ids)))
 
     def _position(self, found: TokenLogprobs) -> PositionLogprobs:

@@ -9,8 +9,9 @@ from octavo.engine.core import EngineCore, RequestUpdate
 from octavo.engine.outputs import OutputProcessor, RequestOutput
 from octavo.errors import InvalidRequestError
 from octavo.limits import make_request
-from octavo.request import FinishReason, SamplingParams
+from octavo.request import Constraint, FinishReason, SamplingParams
 from octavo.text.chat_template import ChatTemplate
+from octavo.text.grammar import GrammarCompiler, GrammarSource
 from octavo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -25,7 +26,8 @@ class TextEngine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self.core = core
         self.tokenizer = tokenizer
-        self._chat_template = chat_template
+        self.chat_template = chat_template
+        self._grammars = GrammarCompiler(tokenizer, core.limits.vocab_size, core.limits.eos_token_ids)
         self._outputs = OutputProcessor(tokenizer)
         self._incremental: set[int] = set()
 
@@ -37,18 +39,23 @@ class TextEngine:
             raise InvalidRequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         return [*prompt]
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
-        if self._chat_template is None:
-            raise InvalidRequestError("this model has no chat template; use generate() with the prompt's text")
-        return self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
+    def render(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer; ``variables`` such as tools reach the template."""
+        if self.chat_template is None:
+            raise InvalidRequestError("this model has no chat template; give it the text of a prompt instead of messages")
+        return self.tokenizer.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
+
+    def compile_grammar(self, source: GrammarSource) -> Constraint:
+        """Compile what ``SamplingParams.constraint`` can be; from any thread. Raises InvalidRequestError."""
+        return self._grammars.compile(source)
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise InvalidRequestError if this request would be refused."""
         make_request(0, token_ids, params, self.core.limits, 0.0)
 
-    def add(self, prompt: Prompt | None, token_ids: Sequence[int], params: SamplingParams, incremental: bool) -> int:
-        """Queue a request. Returns its id. With ``incremental``, each step that brings it tokens gives an output."""
+    def add(self, prompt: Prompt | None, token_ids: Sequence[int], params: SamplingParams, incremental: bool, deltas: bool = False) -> int:
+        """Queue a request. Returns its id. With ``incremental``, each step that brings it tokens gives an output; with ``deltas`` that
+        holds only what is new: text, token ids and log-probabilities since the output before."""
         if incremental and params.beam_width is not None:
             raise InvalidRequestError(
                 "beams cannot be streamed, as the best are known only at the end: leave beam_width out, or do not stream"
@@ -59,7 +66,7 @@ class TextEngine:
             )
         request_id = self.core.add_request(token_ids, params)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.core.limits.eos_token_ids)
-        self._outputs.add(request_id, prompt if isinstance(prompt, str) else None, token_ids, params, stop_ids, incremental)
+        self._outputs.add(request_id, prompt if isinstance(prompt, str) else None, token_ids, params, stop_ids, incremental, deltas)
         if incremental:
             self._incremental.add(request_id)
         return request_id

@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.kernels.ops import MAX_TOP, SAMPLE_ROW, Int32, SampleBatch, SampleOutput
 from octavo.request import SamplingParams, num_candidates
+from octavo.runner.grammar import GrammarRows
 from octavo.scheduler.step import Admission, StepPlan, StepResult, TokenLogprobs
 
 
@@ -55,6 +56,7 @@ class Sampler:
             bias_values=np.zeros(max_num_seqs * vocab_size, np.float32),
             masks=np.zeros((max_num_seqs, -(-vocab_size // 32)), np.uint32),
         )
+        self._grammars = GrammarRows(self.batch.masks, history)
         self.output = SampleOutput(
             token_ids=np.zeros(max_samples, np.int32),
             logprobs=np.zeros(max_samples, np.float32),
@@ -74,7 +76,8 @@ class Sampler:
         entry["target"] = -1
         entry["history_row"] = row if p.penalised else -1
         entry["prompt_len"] = admission.prompt_len
-        entry["mask_row"] = self._set_mask(row, p)
+        bound = self._grammars.admit(row, p, admission.prompt_len)
+        entry["mask_row"] = row if bound else self._set_mask(row, p)
         entry["sample_index"], entry["seed"] = admission.sample_index, np.uint64(admission.seed)
         self._set_bias(row, p, admission.stop_ids)
         self._scorers.pop(row, None)
@@ -106,6 +109,7 @@ class Sampler:
         entries[:] = self._params[rows[sampled]]
         entries["num_known"] = np.frombuffer(plan.num_computed, np.int32)[sampled] + np.frombuffer(plan.num_scheduled, np.int32)[sampled]
         entries["position"] = entries["num_known"] - entries["prompt_len"]
+        self._grammars.fill(rows[sampled], entries["num_known"])
         if n and counts.max() > 1:
             self._number_samples(counts)
         if self._biases:

@@ -15,6 +15,11 @@ from typing import Any
 from octavo.errors import InvalidRequestError, ModelLoadError
 from octavo.text.tokenizer import read_tokenizer_config
 
+MAX_OUTPUT = 16 * 2**20
+"""Most characters of a rendered prompt."""
+_MAX_PRODUCT = 2**20
+"""Most elements that ``*`` may make of a text or list, and most bits of a number that ``*`` or ``**`` may make."""
+
 
 class ChatTemplate:
     """A compiled chat template."""
@@ -24,7 +29,7 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         self.source = source
-        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self.tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         try:
             self._template = _environment().from_string(source)
         except (TemplateError, RecursionError) as error:
@@ -55,9 +60,17 @@ class ChatTemplate:
         Raises ``InvalidRequestError`` for messages that are not of that form, or that the template refuses.
         """
         checked = check_messages(messages)
-        given = {"tools": None, "documents": None} | self._tokens | {name: _plain(value) for name, value in variables.items()}
+        given = {"tools": None, "documents": None} | self.tokens | {name: _plain(value) for name, value in variables.items()}
+        parts, size = [], 0
         try:
-            return str(self._template.render(messages=checked, add_generation_prompt=add_generation_prompt, **given))
+            for part in self._template.generate(messages=checked, add_generation_prompt=add_generation_prompt, **given):
+                size += len(part)
+                if size > MAX_OUTPUT:
+                    raise InvalidRequestError(f"it makes more than {MAX_OUTPUT} characters of them")
+                parts.append(part)
+            return "".join(parts)
+        except MemoryError as error:
+            raise InvalidRequestError("the model's chat template needs too much memory for these messages") from error
         except Exception as error:  # a template can fail in any way that Python can
             raise InvalidRequestError(f"the model's chat template refused the messages: {error}") from error
 
@@ -99,14 +112,40 @@ def _plain(value: Any) -> Any:
 
 def _environment() -> Any:
     """What transformers gives to templates: block trimming, loop controls, tojson without HTML escapes, two functions."""
+    from jinja2 import pass_context
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), loopcontrols])
+    class Guarded(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if _product_size(operator, left, right) > _MAX_PRODUCT:
+                raise InvalidRequestError(f"{operator} would make something huge")
+            return super().call_binop(context, operator, left, right)
+
+    # Nothing may be computed when the template is compiled: it could be '%9999999999d' | format(1).
+    environment = Guarded(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_generation_tag(), loopcontrols],
+        optimized=False,
+        finalize=pass_context(_as_it_is),
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def _product_size(operator: str, left: Any, right: Any) -> float:
+    """Elements, or bits, of what ``*`` or ``**`` would make of two values; an upper bound."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, str | list | tuple) and isinstance(other, int):
+            return len(one) * other
+    return 0
 
 
 def _generation_tag() -> Any:
@@ -128,6 +167,10 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _as_it_is(context: Any, value: Any) -> Any:
+    return value
 
 
 def _raise_exception(message: str) -> None:
