@@ -26,7 +26,7 @@ def load(name: str) -> list[dict[str, Any]]:
 
 
 def timed(llm: LLM, work: list[dict[str, Any]]) -> float:
-    params = [SamplingParams(temperature=0.0, max_tokens=r["max_tokens"], ignore_eos=True) for r in work]
+    params = [SamplingParams(temperature=0.0, max_tokens=r["max_tokens"], ignore_eos=True, cache_prefix=False) for r in work]
     start = time.perf_counter()
     llm.generate([r["prompt"] for r in work], params)
     return time.perf_counter() - start
