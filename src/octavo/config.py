@@ -61,6 +61,8 @@ class CacheConfig:
     """Bytes for the KV cache, such as '1GiB'. Default: the smaller of a quarter of what is available and what max_num_seqs requests can use."""
     num_blocks: int | None = None
     """Number of KV blocks, instead of kv_memory."""
+    enable_prefix_caching: bool = True
+    """Keep what was computed findable, so that a request whose first tokens are cached does not compute them again."""
 
     def __post_init__(self) -> None:
         _require(
@@ -88,12 +90,17 @@ class SchedulerConfig:
     """Order of waiting requests: by arrival, or by SamplingParams.priority (lower runs first) and then by arrival."""
     max_passed_over: int = 16
     """How many younger requests may be admitted before a waiting one that does not fit yet; then they wait with it."""
+    fork_mode: Literal["copy_on_write", "recompute"] = "copy_on_write"
+    """How the samples of a request share its prompt: they fork when it is computed and copy a shared, partly filled block when they
+    write into it; or they are separate requests that find the prompt's full blocks in the prefix cache and compute the rest again."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
         _require(self.max_model_len is None or self.max_model_len >= 2, f"max_model_len must be at least 2, not {self.max_model_len}")
         _require(self.policy in ("fcfs", "priority"), f"policy {self.policy!r} is not known; choose fcfs or priority")
+        legal = ("copy_on_write", "recompute")
+        _require(self.fork_mode in legal, f"fork_mode {self.fork_mode!r} is not known; choose one of {', '.join(legal)}")
         _require(self.max_passed_over >= 0, f"max_passed_over must not be negative, not {self.max_passed_over}")
 
 

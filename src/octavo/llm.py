@@ -45,14 +45,16 @@ class LLM(AbstractContextManager["LLM"]):
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 512,
         policy: Literal["fcfs", "priority"] = "fcfs",
+        enable_prefix_caching: bool = True,
+        fork_mode: Literal["copy_on_write", "recompute"] = "copy_on_write",
         threads: int | None = None,
         device: str = "auto",
         seed: int = 0,
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(model, dtype),
-            cache=CacheConfig(block_size, kv_memory, num_blocks),
-            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy),
+            cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
+            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),
             device=DeviceConfig(device, threads),
             seed=seed,
         )
@@ -92,7 +94,7 @@ class LLM(AbstractContextManager["LLM"]):
         return self._run(conversations, params, errors, report, self._open.engine.render)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
-        """Complete one prompt, yielding an output per step that brought text; ``outputs[0].text`` is what is new.
+        """Complete one prompt, yielding an output per step that brought text; the ``text`` of each sample is what is new.
 
         Leaving the iterator early aborts the request.
         """
@@ -105,6 +107,10 @@ class LLM(AbstractContextManager["LLM"]):
     def stats(self) -> dict[str, Any]:
         """Requests running and waiting, preemptions, blocks, waste by kind; of this moment and since the start."""
         return self._open.engine.core.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all that is cached of earlier requests; what they computed is computed again when it is needed."""
+        self._open.engine.core.reset_prefix_cache()
 
     def check(self) -> None:
         """Prove that no block is lost; AssertionError says where the books do not balance."""
@@ -199,15 +205,15 @@ class LLM(AbstractContextManager["LLM"]):
     def _stream(self, prompt: Prompt | None, token_ids: list[int], params: SamplingParams) -> Generator[RequestOutput, None, None]:
         engine = self._open.engine
         request_id = engine.add(prompt, token_ids, params, incremental=True)
-        sent, finished = 0, False
+        sent, finished = [0] * params.n, False
         try:
             while not finished:
                 for output in engine.step():
                     finished = output.finished
-                    text = output.outputs[0].text
-                    if finished or len(text) > sent:
+                    lengths = [len(completion.text) for completion in output.outputs]
+                    if finished or lengths != sent:
                         yield with_delta(output, sent)
-                        sent = len(text)
+                        sent = lengths
         finally:
             if not finished:
                 engine.abort(request_id)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import index as index_of
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from octavo.errors import ContextLengthError, InvalidRequestError
 
 MAX_LOGPROBS = 64
+MAX_BEST_OF = 128
+"""Most samples of one request."""
 
 
 class FinishReason(StrEnum):
@@ -92,8 +94,23 @@ class SamplingParams:
     """Log-probabilities of this many best tokens, and of the chosen one, at each output position."""
     prompt_logprobs: int | None = None
     """The same for each prompt position; the first entry is None."""
+    n: int = 1
+    """Outputs to return: samples, which share the prompt's blocks (sample i is the same whatever n is); or the best beams."""
+    best_of: int | None = None
+    """Samples to draw, of which the n with the highest cumulative log-probability are returned, best first; None draws n."""
+    cache_prefix: bool = True
+    """Use what is cached of the prompt, and leave blocks for others; False does neither."""
+    cache_salt: str | None = None
+    """Share cached blocks only with requests of the same salt, such as those of one tenant."""
     priority: int = 0
     """Under the priority policy, lower runs first."""
+    beam_width: int | None = None
+    """Beam search with this many beams, as ``transformers`` does it; it takes temperature=0.0. None is no beam search."""
+    length_penalty: float = 1.0
+    """A beam's score is its cumulative log-probability / its length ** length_penalty; above 0 favours long outputs."""
+    early_stopping: bool | Literal["never"] = False
+    """True ends the search once beam_width beams have finished; False once no running beam, scored at its present length, beats
+    the worst of these; "never" once none could with max_tokens (if length_penalty is positive)."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -106,9 +123,10 @@ class SamplingParams:
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
         _require(all(isinstance(s, str) and s for s in self.stop), "stop strings must be text that is not empty")
+        self._check_beams()
 
     def _check_numbers(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "length_penalty"):
             value = getattr(self, name)
             _require(isinstance(value, int | float) and math.isfinite(value), f"{name} must be a finite number, not {value!r}")
         _require(self.temperature >= 0, f"temperature must be 0 or more, not {self.temperature}")
@@ -127,7 +145,31 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or 0 <= value <= MAX_LOGPROBS, f"{name} must be None or from 0 to {MAX_LOGPROBS}, not {value}")
+        _require(self.n >= 1, f"n must be at least 1, not {self.n}")
+        _require(
+            self.n <= self.num_samples <= MAX_BEST_OF,
+            f"best_of must be from n ({self.n}) to {MAX_BEST_OF}, or None for n, not {self.num_samples}"
+            if self.best_of is not None
+            else f"n must be at most {MAX_BEST_OF}, not {self.n}",
+        )
+        _require(self.cache_salt is None or isinstance(self.cache_salt, str), f"cache_salt must be text or None, not {self.cache_salt!r}")
         _require(self.seed is None or -(2**63) <= self.seed < 2**64, f"seed must fit in 64 bits, not {self.seed}")
+
+    def _check_beams(self) -> None:
+        legal = self.early_stopping in (True, False, "never")
+        _require(legal, f'early_stopping must be True, False or "never", not {self.early_stopping!r}')
+        if self.beam_width is None:
+            unused = (self.length_penalty, self.early_stopping) == (1.0, False)
+            _require(unused, "length_penalty and early_stopping are for beam search: give beam_width too, or leave them out")
+            return
+        _require(self.beam_width >= 1, f"beam_width must be at least 1, or None for no beam search, not {self.beam_width}")
+        _require(self.greedy, f"beam search does not sample: set temperature=0.0 with beam_width, not {self.temperature}")
+        _require(not self.stop, "beam search cannot end at stop strings; use stop_token_ids, or no beam_width")
+        _require(self.best_of is None, "beam search draws no samples: leave best_of out; n of the beam_width beams are returned")
+        _require(self.n <= self.beam_width, f"n={self.n} outputs are more than the beams: beam_width={self.beam_width}")
+        for name, off in _NOT_WITH_BEAMS.items():
+            value = getattr(self, name)
+            _require(value == off, f"beam search takes the model's own probabilities: leave {name} at {off}, not {value!r}")
 
     @property
     def greedy(self) -> bool:
@@ -135,9 +177,34 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def num_samples(self) -> int:
+        """Samples to draw."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities wanted at each output position: those asked for, or the chosen token's where samples are ranked by it."""
+        return 0 if self.logprobs is None and self.num_samples > self.n else self.logprobs
+
+    @property
     def penalised(self) -> bool:
         """Whether any penalty looks at the tokens so far."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+
+_NOT_WITH_BEAMS = {
+    "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    "logit_bias": None, "allowed_token_ids": None, "forbidden_token_ids": (),
+}  # fmt: skip
+
+
+def num_candidates(beam_width: int, num_stop_ids: int) -> int:
+    """Continuations that a beam search looks at in each step: enough that ``beam_width`` go on if every beam could end.
+
+    >>> [num_candidates(4, stops) for stops in (0, 1, 3)]
+    [8, 8, 16]
+    """
+    return max(2, 1 + num_stop_ids) * beam_width
 
 
 @dataclass(slots=True, eq=False)
@@ -147,9 +214,12 @@ class Request:
     token_ids   [ prompt .......... | output ........ ]
                 0 .. num_computed .................. num_known
                      ^ in the cache  ^ still to be computed
+
+    A request of several samples is one of these until its prompt is computed; then each sample is one, see ``fork``.
     """
 
     id: int
+    """Unique; the number that its caller knows it by is ``group_id``."""
     prompt_len: int
     params: SamplingParams
     max_tokens: int
@@ -160,7 +230,12 @@ class Request:
     token_ids: array[int]
     """Tokens known: prompt, then output. Type code 'i'."""
     arrival_time: float = 0.0
+    sample_index: int = 0
+    num_samples: int = 1
+    """Samples still to be drawn as one: params.num_samples until it forks, then 1."""
     num_computed: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the cache when it was first admitted."""
     num_preemptions: int = 0
     num_passed_over: int = 0
     """Younger requests admitted while this one waited and did not fit."""
@@ -170,6 +245,16 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = field(default=None)
     """The stop token id or stop string that ended it, where it was neither the model's own nor the length."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the runner that it takes at most at a time."""
+        return self.params.beam_width or 1
+
+    @property
+    def group_id(self) -> int:
+        """The request that its caller submitted."""
+        return self.id & _GROUP_MASK
 
     @property
     def num_known(self) -> int:
@@ -190,7 +275,15 @@ class Request:
     @property
     def metrics(self) -> RequestMetrics:
         """Its times and counts so far."""
-        return RequestMetrics(self.arrival_time, self.admitted_time, self.first_token_time, self.finish_time, self.num_preemptions)
+        return RequestMetrics(
+            self.arrival_time, self.admitted_time, self.first_token_time, self.finish_time, self.num_preemptions, self.num_cached_tokens
+        )
+
+    def fork(self, number: int) -> Request:
+        """A request like this one, as far as it has got, with its own tokens and ``number`` as its sample index."""
+        child = replace(self, id=fork_id(self.group_id, number), token_ids=self.token_ids[:], sample_index=number)
+        child.num_samples, child.num_preemptions = 1, 0
+        return child
 
 
 class RequestMetrics(NamedTuple):
@@ -201,6 +294,26 @@ class RequestMetrics(NamedTuple):
     first_token_time: float | None
     finish_time: float | None
     num_preemptions: int
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the cache."""
+
+
+_GROUP_BITS = 40
+_GROUP_MASK = (1 << _GROUP_BITS) - 1
+
+
+def fork_id(request_id: int, number: int) -> int:
+    """Id of a fork of a request; fork 0 is the request itself."""
+    return request_id | number << _GROUP_BITS
+
+
+def split_id(fork: int) -> tuple[int, int]:
+    """The request that its caller submitted, and the number of the fork.
+
+    >>> split_id(fork_id(7, 3)), split_id(7)
+    ((7, 3), (7, 0))
+    """
+    return fork & _GROUP_MASK, fork >> _GROUP_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +329,10 @@ class RequestLimits:
     """The model's own tokens that end an output."""
     seed: int = 0
     """The engine's seed."""
+    block_size: int = 1
+    """Tokens of a block of the KV cache."""
+    max_num_seqs: int = 2**31 - 1
+    """Most requests, or beams, that run in one step."""
 
 
 def make_request(request_id: int, token_ids: Sequence[int], params: SamplingParams, limits: RequestLimits, arrival_time: float) -> Request:
@@ -226,11 +343,14 @@ def make_request(request_id: int, token_ids: Sequence[int], params: SamplingPara
     from which its seed derives where ``params.seed`` is None.
     """
     prompt = _prompt_array(token_ids, limits.vocab_size)
-    max_tokens = _max_output(len(prompt), params.max_tokens, limits)
+    max_tokens = _max_output(len(prompt), params, limits)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_token_ids)
     _check_param_ids(params, stop_ids, limits.vocab_size)
+    if params.beam_width is not None:
+        _check_beam_width(params.beam_width, len(stop_ids), limits)
     seed = derive_seed(limits.seed, request_id) if params.seed is None else params.seed & _MASK64
-    return Request(request_id, len(prompt), params, max_tokens, stop_ids, seed, prompt, arrival_time)
+    num_samples = params.num_samples if params.beam_width is None else 1
+    return Request(request_id, len(prompt), params, max_tokens, stop_ids, seed, prompt, arrival_time, num_samples=num_samples)
 
 
 _MASK64 = 2**64 - 1
@@ -283,7 +403,7 @@ def _is_token(token: object, vocab_size: int) -> bool:
         return False
 
 
-def _max_output(prompt_len: int, max_tokens: int | None, limits: RequestLimits) -> int:
+def _max_output(prompt_len: int, params: SamplingParams, limits: RequestLimits) -> int:
     longest = min(limits.max_model_len, limits.num_slots)
     why = f"max_model_len is {longest} tokens" if longest == limits.max_model_len else f"the KV cache holds {longest} tokens"
     if prompt_len >= longest:
@@ -291,14 +411,48 @@ def _max_output(prompt_len: int, max_tokens: int | None, limits: RequestLimits) 
             f"the prompt has {prompt_len} tokens, but {why}, and at least one must be left for the output: "
             f"shorten the prompt to {longest - 1} tokens, or start the engine with a larger limit"
         )
-    if max_tokens is None:
-        return longest - prompt_len
-    if prompt_len + max_tokens > longest:
+    if params.beam_width is not None and (held := _longest_beams(prompt_len, params.beam_width, limits)) < longest:
+        longest, why = held, f"the KV cache holds {params.beam_width} beams of {held} tokens"
+    if prompt_len >= longest:
         raise ContextLengthError(
-            f"{prompt_len} prompt tokens and max_tokens={max_tokens} make {prompt_len + max_tokens}, but {why}: "
+            f"{why}, and the prompt alone has {prompt_len}: lower beam_width, or start the engine with a larger KV cache"
+        )
+    if params.max_tokens is None:
+        return longest - prompt_len
+    if prompt_len + params.max_tokens > longest:
+        raise ContextLengthError(
+            f"{prompt_len} prompt tokens and max_tokens={params.max_tokens} make {prompt_len + params.max_tokens}, but {why}: "
             f"lower max_tokens to {longest - prompt_len} (or None, the rest of the context), or shorten the prompt"
         )
-    return max_tokens
+    return params.max_tokens
+
+
+def _longest_beams(prompt_len: int, beam_width: int, limits: RequestLimits) -> int:
+    """Most tokens, prompt included, of beams that share no more than the prompt's full blocks; the last token needs no slot.
+
+    column   0 ... shared - 1 | shared ............. shared + own - 1
+    blocks   1 each           | beam_width each, as far as they last
+    """
+    shared = prompt_len // limits.block_size
+    own = (limits.num_slots // limits.block_size - shared) // beam_width
+    return (shared + own) * limits.block_size + 1
+
+
+def _check_beam_width(width: int, num_stop_ids: int, limits: RequestLimits) -> None:
+    _require(
+        width <= limits.max_num_seqs,
+        f"beam_width={width} beams run together, but max_num_seqs is {limits.max_num_seqs}: "
+        f"lower beam_width to {limits.max_num_seqs}, or start the engine with a larger max_num_seqs",
+    )
+    _require(
+        width <= limits.vocab_size, f"beam_width={width} beams are more than the model has tokens: lower beam_width to {limits.vocab_size}"
+    )
+    wanted, most = num_candidates(width, num_stop_ids), MAX_LOGPROBS // num_candidates(1, num_stop_ids)
+    fix = f"lower beam_width to {most}" if most else f"name at most {MAX_LOGPROBS - 1} stop_token_ids"
+    _require(
+        wanted <= MAX_LOGPROBS,
+        f"beam_width={width} with {num_stop_ids} stop tokens looks at {wanted} continuations a step, but {MAX_LOGPROBS} is the most: {fix}",
+    )
 
 
 def _check_param_ids(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:

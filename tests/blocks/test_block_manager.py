@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 from hypothesis import settings
@@ -50,7 +51,7 @@ def test_release_goes_from_the_last_block_to_the_first() -> None:
 def test_truncate_gives_up_the_tail_alone() -> None:
     blocks = BlockManager(6, 4)
     blocks.reserve(1, 18)
-    assert blocks.num_tokens_without(1, 2) == 12
+    assert blocks.num_tokens_without([1], 2) == 12
     assert blocks.truncate(1, 12) == 2
     assert (blocks.block_ids(1).tolist(), blocks.num_tokens(1), blocks.num_free) == ([0, 1, 2], 12, 3)
     assert blocks.truncate(1, 11) == 0
@@ -62,9 +63,9 @@ def test_a_shared_tail_is_worth_nothing() -> None:
     blocks = BlockManager(6, 4)
     blocks.reserve(1, 16)
     blocks.pool.share(2)
-    assert blocks.num_owned_alone(1) == 3
-    assert blocks.num_tokens_without(1, 1) == 12
-    assert blocks.num_tokens_without(1, 2) == 4
+    assert blocks.owns_any_alone([1])
+    assert blocks.num_tokens_without([1], 1) == 12
+    assert blocks.num_tokens_without([1], 2) == 4
     assert blocks.truncate(1, 4) == 2
     assert blocks.stats().shared == 0 and blocks.num_free == 4
 
@@ -196,3 +197,40 @@ def test_a_hundred_thousand_random_operations() -> None:
         else:
             driver.release(request_id)
         driver.compare()
+
+
+def test_what_several_tables_lack_together_is_what_reserving_takes() -> None:
+    """Random forks of forks, some forked by an outsider too; the books say how many blocks a common step takes."""
+    for seed in range(60):
+        chance = random.Random(seed)
+        blocks = BlockManager(64, 4, prefix_caching=False)
+        blocks.reserve(0, chance.randint(1, 13))
+        for child in range(1, chance.randint(2, 6)):
+            parent = chance.randrange(child)
+            blocks.fork(parent, child, array("i"))
+            if chance.random() < 0.5:
+                blocks.reserve(child, blocks.num_tokens(child) + chance.randint(1, 6))
+        blocks.end_step()
+        group = chance.sample(sorted(blocks.request_ids), chance.randint(1, len(blocks.request_ids)))
+        ends = {member: blocks.num_tokens(member) + chance.randint(0, 6) for member in group}
+        missing, free = blocks.num_missing_together(ends), blocks.num_free
+        for member, end in ends.items():
+            blocks.reserve(member, end)
+        assert free - blocks.num_free == missing
+        blocks.end_step()
+        wanted = chance.randint(0, 12)
+        keep, free = blocks.num_tokens_without(group, wanted), blocks.num_free
+        freed = sum(blocks.truncate(member, min(keep, blocks.num_tokens(member))) for member in group)
+        assert freed == blocks.num_free - free
+        assert freed >= wanted or keep == 0
+        blocks.check()
+
+
+def test_tails_are_cut_no_further_than_needed() -> None:
+    blocks = BlockManager(12, 4, prefix_caching=False)
+    blocks.reserve(0, 8)
+    blocks.fork(0, 1, array("i"))
+    for member in (0, 1):
+        blocks.reserve(member, 13)
+    assert [blocks.num_tokens_without([0, 1], n) for n in (0, 1, 2, 3, 4, 5, 6, 7)] == [16, 12, 12, 8, 8, 4, 0, 0]
+    assert [blocks.num_tokens_without([0], n) for n in (1, 2, 3)] == [12, 8, 0]

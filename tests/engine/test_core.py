@@ -19,8 +19,8 @@ from octavo.scheduler.step import StepPlan, StepResult
 from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token
 
 
-def make_core(runner: Runner | None = None, num_blocks: int = 16, **config: int) -> EngineCore:
-    blocks = BlockManager(num_blocks, 4)
+def make_core(runner: Runner | None = None, num_blocks: int = 16, prefix_caching: bool = False, **config: int) -> EngineCore:
+    blocks = BlockManager(num_blocks, 4, prefix_caching)
     scheduler = Scheduler(SchedulerConfig(**config), 32, blocks)  # type: ignore[arg-type]
     ticks = itertools.count()
     limits = RequestLimits(VOCAB, 32, num_blocks * 4, frozenset({VOCAB - 1}))
@@ -123,7 +123,7 @@ def test_an_interrupt_goes_up_and_leaves_the_books_in_order() -> None:
     with pytest.raises(KeyboardInterrupt):
         core.step()
     core.check()
-    assert not core.has_work and core.abort(0) is None
+    assert not core.has_work and core.abort(0) == []
     core.add_request([1, 2], SamplingParams(max_tokens=2, seed=1, ignore_eos=True))
     assert len(run(core)[1]) == 2
 
@@ -133,11 +133,11 @@ def test_abort_and_finish_between_steps() -> None:
     for seed in range(2):
         core.add_request([1] * 6, SamplingParams(max_tokens=9, seed=seed, ignore_eos=True))
     core.step()
-    stopped = core.finish(0, FinishReason.STOP, "the end")
-    aborted = core.abort(1)
-    assert stopped is not None and (stopped.finish_reason, stopped.stop_reason) == (FinishReason.STOP, "the end")
-    assert aborted is not None and aborted.finish_reason is FinishReason.ABORT and aborted.metrics is not None
-    assert core.abort(1) is None and core.abort(99) is None
+    [stopped] = core.finish(0, FinishReason.STOP, "the end")
+    [aborted] = core.abort(1)
+    assert (stopped.finish_reason, stopped.stop_reason) == (FinishReason.STOP, "the end")
+    assert aborted.finish_reason is FinishReason.ABORT and aborted.metrics is not None
+    assert core.abort(1) == core.abort(99) == []
     assert not core.has_work and core.stats()["blocks"]["used"] == 0
     core.check()
 

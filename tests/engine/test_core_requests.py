@@ -79,3 +79,49 @@ def test_splitmix64_is_the_published_one() -> None:
         outputs.append(_splitmix64(state))
         state = (state + 0x9E3779B97F4A7C15) % 2**64
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"beam_width": 0}, "beam_width must be at least 1, or None for no beam search, not 0"),
+        ({"beam_width": 4, "temperature": 1.0}, "set temperature=0.0 with beam_width, not 1.0"),
+        ({"beam_width": 4, "stop": "end"}, "cannot end at stop strings"),
+        ({"beam_width": 4, "repetition_penalty": 1.1}, "leave repetition_penalty at 1.0, not 1.1"),
+        ({"beam_width": 4, "logit_bias": {3: 1.0}}, "leave logit_bias at None"),
+        ({"beam_width": 4, "early_stopping": "always"}, "must be True, False or \"never\", not 'always'"),
+        ({"beam_width": 4, "length_penalty": float("nan")}, "length_penalty must be a finite number"),
+        ({"length_penalty": 2.0}, "give beam_width too"),
+        ({"early_stopping": True}, "give beam_width too"),
+    ],
+)
+def test_what_beam_search_cannot_be_combined_with(params: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(message)):
+        SamplingParams(**{"temperature": 0.0, **params})  # type: ignore[arg-type]
+
+
+def test_beams_that_are_too_many_name_the_largest_legal_width() -> None:
+    limits = RequestLimits(1000, 200, 16 * 100, frozenset({2}), block_size=16, max_num_seqs=30)
+    wide = SamplingParams(temperature=0.0, beam_width=31)
+    with pytest.raises(InvalidRequestError, match="lower beam_width to 30, or start the engine with a larger max_num_seqs"):
+        make_request(0, [1], wide, limits, 0.0)
+    for stops, width in (((), 30), ((5,), 21), ((5, 6, 7), 12)):
+        make_request(0, [1], SamplingParams(temperature=0.0, beam_width=width, stop_token_ids=stops), limits, 0.0)
+    with pytest.raises(
+        InvalidRequestError, match=r"13 with 4 stop tokens looks at 65 continuations a step, but 64 is the most.*width to 12"
+    ):
+        make_request(0, [1], SamplingParams(temperature=0.0, beam_width=13, stop_token_ids=[5, 6, 7]), limits, 0.0)
+    with pytest.raises(InvalidRequestError, match="name at most 63 stop_token_ids"):
+        make_request(0, [1], SamplingParams(temperature=0.0, beam_width=1, stop_token_ids=range(10, 90)), limits, 0.0)
+
+
+def test_beams_that_never_fit_name_the_longest_output() -> None:
+    """20 blocks of 4: a prompt of 10 tokens shares 2 of them and leaves each of 4 beams 4 of its own, for positions 8 to 23."""
+    limits = RequestLimits(100, 80, 80, block_size=4)
+    for given, max_tokens in ((15, 15), (None, 15)):
+        params = SamplingParams(temperature=0.0, beam_width=4, max_tokens=given)
+        assert make_request(0, [1] * 10, params, limits, 0.0).max_tokens == max_tokens
+    with pytest.raises(ContextLengthError, match="the KV cache holds 4 beams of 25 tokens: lower max_tokens to 15"):
+        make_request(0, [1] * 10, SamplingParams(temperature=0.0, beam_width=4), limits, 0.0)
+    with pytest.raises(ContextLengthError, match="the prompt alone has 78: lower beam_width"):
+        make_request(0, [1] * 78, SamplingParams(temperature=0.0, beam_width=4, max_tokens=1), limits, 0.0)

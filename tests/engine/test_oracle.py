@@ -1,12 +1,14 @@
 """The engine's strongest test: whatever the schedule, each request gets the tokens and log-probabilities it gets alone.
 
-Random arrivals, lengths, budgets, block sizes, thread counts and aborts, in a pool so small that requests are preempted.
+Random arrivals, lengths, budgets, block sizes, thread counts and aborts, in a pool so small that requests are preempted; samples that
+fork or are computed apart, prompts that begin alike, under salts, with the prefix cache on or off.
 The pool is full of NaN at the start, and a block is filled with NaN again when it is handed out.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -42,10 +44,13 @@ def decoder_for(kind: str, dtype: str, threads: int, window: int) -> tuple[Decod
     return Decoder(spec, pack_weights(random_checkpoint(spec), backend, dtype, MAX_MODEL_LEN)), backend
 
 
-def make_core(kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig) -> EngineCore:
+def make_core(
+    kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig, caching: bool
+) -> EngineCore:
     """An engine whose blocks hold NaN until they are written."""
     decoder, backend = decoder_for(kind, dtype, threads, window)
-    config = EngineConfig(cache=CacheConfig(block_size=cache_plan.block_size, num_blocks=cache_plan.num_blocks), scheduler=scheduler)
+    cache_config = CacheConfig(cache_plan.block_size, None, cache_plan.num_blocks, enable_prefix_caching=caching)
+    config = EngineConfig(cache=cache_config, scheduler=scheduler)
     runner = build_runner(decoder, backend, dtype, cache_plan, config)
     core = build_core(runner, cache_plan, config, decoder.spec.vocab_size, frozenset({0}))
     poison_new_blocks(core, runner)
@@ -67,23 +72,49 @@ def poison_new_blocks(core: EngineCore, runner: ModelRunner) -> None:
 
 
 @dataclass
+class Sample:
+    """What one sample of a request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[tuple[float, int, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
+    finished: bool = False
+
+
+@dataclass
 class Job:
     """One request of a workload, and what it got."""
 
     prompt: list[int]
     params: SamplingParams
     arrival: int
-    abort_at: int | None
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[tuple[float, int, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
+    abort_at: int | None = None
+    abort_sample: int | None = None
+    """None aborts all."""
     prompt_logprobs: dict[int, float] = field(default_factory=dict)
-    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.samples = [Sample() for _ in range(self.params.num_samples)]
+
+
+def random_prompt(chance: random.Random, longest: int) -> list[int]:
+    """Some begin alike, in few families, up to somewhere in a block."""
+    family = [random.Random(chance.randrange(3)).randrange(1, TINY.vocab_size) for _ in range(longest)]
+    shared_len = chance.choice([0, 0, chance.randint(1, longest // 2), longest // 3])
+    own_len = chance.choice([1, 2, chance.randint(3, 40), chance.randint(30, longest // 4)])
+    if chance.random() < 0.1:
+        own_len = longest // 2 + 20 - shared_len
+    return (family[:shared_len] + [chance.randrange(1, TINY.vocab_size) for _ in range(max(0, own_len))])[: longest - 10]
 
 
 def random_job(chance: random.Random, longest: int) -> Job:
-    prompt_len = chance.choice([1, 2, chance.randint(3, 40), chance.randint(30, longest // 4), longest // 6, longest // 2 + 20])
+    prompt = random_prompt(chance, longest)
     sampled = chance.random() < 0.6
+    best_of = chance.choice([1, 1, 2, 5])
     params = SamplingParams(
+        n=min(best_of, chance.choice([1, 5, 5])),
+        best_of=best_of,
+        cache_prefix=chance.random() < 0.8,
+        cache_salt=chance.choice([None, None, "one", "two"]),
         temperature=chance.choice([0.5, 1.0, 1.5]) if sampled else 0.0,
         top_k=chance.choice([0, 0, 5]),
         top_p=chance.choice([1.0, 0.9]),
@@ -94,15 +125,15 @@ def random_job(chance: random.Random, longest: int) -> Job:
         logit_bias=chance.choice([None, {5: 2.0, 17: -3.0}]),
         forbidden_token_ids=chance.choice([(), (3, 4)]),
         min_tokens=chance.choice([0, 0, 3]),
-        max_tokens=chance.randint(3, min(chance.choice([30, longest // 4, longest // 3]), longest - prompt_len)),
+        max_tokens=chance.randint(3, min(chance.choice([30, longest // 4, longest // 3]), longest - len(prompt))),
         ignore_eos=chance.random() < 0.7,
         seed=chance.randrange(2**64) if chance.random() < 0.5 else chance.randrange(100),
         logprobs=chance.choice([0, 3]),
-        prompt_logprobs=chance.choice([None, None, 1]),
+        prompt_logprobs=chance.choice([None, None, None, 1]),
         priority=chance.randrange(3),
     )
-    abort_at = chance.randint(0, 40) if chance.random() < 0.15 else None
-    return Job([chance.randrange(1, TINY.vocab_size) for _ in range(prompt_len)], params, chance.randint(0, 6), abort_at)
+    abort_at = chance.randint(0, 40) if chance.random() < 0.2 else None
+    return Job(prompt, params, chance.randint(0, 12), abort_at, chance.choice([None, chance.randrange(best_of)]))
 
 
 def run(core: EngineCore, jobs: list[Job]) -> None:
@@ -115,14 +146,15 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
             ids[core.add_request(job.prompt, job.params)] = job
         for request_id, job in ids.items():
             if job.abort_at is not None and step == job.arrival + job.abort_at:
-                core.abort(request_id)
+                core.abort(request_id, job.abort_sample)
         for update in core.step():
             job = ids[update.request_id]
-            job.tokens += update.token_ids
-            job.finished |= update.finish_reason is not None
+            sample = job.samples[update.sample_index]
+            sample.tokens += update.token_ids
+            sample.finished |= update.finish_reason is not None
             if update.logprobs is not None:
                 found = update.logprobs
-                job.logprobs.append((found.logprob, found.rank, found.top_ids, found.top_logprobs))
+                sample.logprobs.append((found.logprob, found.rank, found.top_ids, found.top_logprobs))
             for position, entry in update.prompt_logprobs:
                 assert job.prompt_logprobs.setdefault(position, entry.logprob) == entry.logprob
         core.check()
@@ -131,54 +163,70 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
 
 
 def alone(kind: str, dtype: str, window: int, job: Job) -> Job:
-    """The same request with the engine to itself: one thread, one block size, all of its prompt in one step."""
+    """The same request with the engine to itself: one thread, one block size, nothing cached, sample after sample from its prompt on."""
     plan = CachePlan(MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN)
-    core = make_core(kind, dtype, 1, window, plan, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=MAX_MODEL_LEN))
-    single = Job(job.prompt, job.params, 0, None)
-    run(core, [single])
+    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=MAX_MODEL_LEN, fork_mode="recompute")
+    single = Job(job.prompt, job.params, 0)
+    run(make_core(kind, dtype, 1, window, plan, scheduler, caching=False), [single])
     return single
 
 
-def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int) -> dict[str, int]:
+def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int) -> Counter[str]:
     """One random workload under one random configuration, against each of its requests alone."""
     chance = random.Random(seed)
     block_size = chance.choice([1, 4, 16, 64, 256])
     window = chance.choice([0, 0, 0, 7, 50])
     fewest = -(-longest // block_size)
-    plan = CachePlan(fewest + chance.randint(0, fewest // 4), block_size, 1, longest)
+    plan = CachePlan(fewest + chance.randint(0, fewest // 2), block_size, 1, longest)
     scheduler = SchedulerConfig(
         max_num_seqs=chance.choice([3, 8, 16]),
         max_num_batched_tokens=chance.choice([5, 17, 64, 300]),
         policy=chance.choice(["fcfs", "priority"]),
+        fork_mode=chance.choice(["copy_on_write", "copy_on_write", "recompute"]),
     )
     jobs = [random_job(chance, longest) for _ in range(num_jobs)]
-    core = make_core(kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler)
+    core = make_core(kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75)
     run(core, jobs)
     stats = core.stats()
     assert stats["blocks"]["free"] == stats["blocks"]["total"], "blocks leaked"
+    assert stats["sharing"]["copies"] <= stats["sharing"]["forks"]
     for job in jobs:
         expected = alone(kind, dtype, window, job)
-        if job.finished:
-            assert job.tokens == expected.tokens
+        for sample, own in zip(job.samples, expected.samples, strict=True):
+            if sample.finished:
+                assert sample.tokens == own.tokens
+            assert sample.tokens == own.tokens[: len(sample.tokens)]
+            assert sample.logprobs == own.logprobs[: len(sample.logprobs)]
+        if any(sample.tokens for sample in job.samples):
             assert job.prompt_logprobs == expected.prompt_logprobs
-        assert job.tokens == expected.tokens[: len(job.tokens)]
-        assert job.logprobs == expected.logprobs[: len(job.logprobs)]
-    return {"running": stats["max_num_running"], "preemptions": stats["num_preemptions"]}
+    return Counter(
+        running=stats["max_num_running"],
+        preemptions=stats["num_preemptions"],
+        forks=stats["sharing"]["forks"],
+        fork_copies=stats["sharing"]["copies"],
+        hits=stats["prefix_cache"]["hits"],
+        prefix_copies=stats["prefix_cache"]["copies"],
+        evictions=stats["prefix_cache"]["evictions"],
+    )
+
+
+def check_schedules(kind: str, dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]) -> None:
+    seen = sum((check_schedule(kind, dtype, seed, num_jobs, longest) for seed in seeds), Counter[str]())
+    print(dict(seen))
+    assert all(seen[name] >= least for name, least in at_least.items()), seen
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_schedules_do_not_show_on_the_reference(dtype: str) -> None:
-    seen = [check_schedule("reference", dtype, seed, num_jobs=8, longest=120) for seed in range(6)]
-    assert max(s["running"] for s in seen) >= 3
-    assert sum(s["preemptions"] for s in seen) >= 3
+    least = {"running": 18, "preemptions": 3, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1}
+    check_schedules("reference", dtype, range(6), 8, 120, least)
 
 
 @native_only
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_schedules_do_not_show_natively(dtype: str) -> None:
-    seen = [check_schedule("native", dtype, seed, num_jobs=14, longest=MAX_MODEL_LEN) for seed in range(100, 112)]
-    assert max(s["running"] for s in seen) >= 5
-    assert sum(s["preemptions"] for s in seen) >= 10
+    least = {"running": 60, "preemptions": 10, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50}
+    check_schedules("native", dtype, range(100, 112), 14, MAX_MODEL_LEN, least)
 
 
 @native_only

@@ -264,7 +264,7 @@ def test_aborts_at_any_moment_leave_nothing(when: str) -> None:
         sim.abort(1)
     sim.scheduler.check()
     assert sim.endings[1].finish_reason is FinishReason.ABORT
-    assert sim.scheduler.abort(1, now=0.0) is None
+    assert sim.scheduler.abort(1, now=0.0) == []
     sim.run()
     assert len(sim.outputs[0]) == 12
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -38,17 +38,29 @@ class AsyncEngine:
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.to_thread(self.close)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, each with all of its text so far; the last one is finished.
 
         Raises InvalidRequestError if it is refused. Leaving the iterator early aborts the request.
         """
+        return self._outputs(prompt, params, incremental=True)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        """The finished output of one request."""
+        last = None
+        async with contextlib.aclosing(self._outputs(prompt, params, incremental=False)) as outputs:
+            async for output in outputs:
+                last = output
+        assert last is not None
+        return last
+
+    async def _outputs(self, prompt: Prompt, params: SamplingParams, incremental: bool) -> AsyncGenerator[RequestOutput, None]:
         outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         token_ids = await asyncio.to_thread(self._engine.encode, prompt)
 
         def submit() -> int:
-            request_id = self._engine.add(prompt, token_ids, params, incremental=True)
+            request_id = self._engine.add(prompt, token_ids, params, incremental)
             self._listeners[request_id] = lambda output: _deliver(loop, outputs, output)
             return request_id
 
@@ -63,13 +75,9 @@ class AsyncEngine:
             if not finished and not self._closed:
                 self._call(lambda: self._abort(request_id))
 
-    async def generate(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        """The finished output of one request."""
-        last = None
-        async for output in self.stream(prompt, params):
-            last = output
-        assert last is not None
-        return last
+    async def reset_prefix_cache(self) -> None:
+        """See ``LLM.reset_prefix_cache``."""
+        await asyncio.wrap_future(self._call(self._engine.core.reset_prefix_cache))
 
     async def stats(self) -> dict[str, Any]:
         """See ``LLM.stats``."""

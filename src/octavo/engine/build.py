@@ -69,9 +69,11 @@ def build_core(
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     """The loop around a runner."""
-    blocks = BlockManager(plan.num_blocks, plan.block_size)
+    blocks = BlockManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, plan.block_bytes)
     scheduler = Scheduler(config.scheduler, plan.max_model_len, blocks)
-    limits = RequestLimits(vocab_size, plan.max_model_len, plan.num_tokens, eos_token_ids, config.seed)
+    limits = RequestLimits(
+        vocab_size, plan.max_model_len, plan.num_tokens, eos_token_ids, config.seed, plan.block_size, config.scheduler.max_num_seqs
+    )
     return EngineCore(scheduler, runner, limits, clock, EventLog())
 
 

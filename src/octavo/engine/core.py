@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from octavo.engine.events import Admitted, Arrived, EventLog, Finished, FirstToken, Preempted
 from octavo.engine.metrics import Metrics
 from octavo.errors import EngineError
-from octavo.request import FinishReason, RequestLimits, SamplingParams, make_request
+from octavo.request import FinishReason, RequestLimits, SamplingParams, make_request, split_id
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult, TokenLogprobs
 
@@ -42,7 +42,6 @@ class EngineCore:
         self._clock = clock
         self._metrics = Metrics()
         self._next_id = 0
-        self._not_admitted: set[int] = set()
         self._without_output: set[int] = set()
         events.subscribe(self._metrics.hear)
 
@@ -57,21 +56,21 @@ class EngineCore:
         request = make_request(self._next_id, token_ids, params, self.limits, now)
         self._next_id += 1
         self._scheduler.add(request)
-        self._not_admitted.add(request.id)
         self._without_output.add(request.id)
-        self.events.record(Arrived(now, request.id, request.prompt_len, request.max_tokens, params.priority))
+        self.events.record(Arrived(now, request.id, request.prompt_len, request.max_tokens, params.priority, params.num_samples))
         return request.id
 
-    def abort(self, request_id: int) -> RequestUpdate | None:
-        """Give a request up. Returns its last update, or None if it had ended before."""
-        return self.finish(request_id, FinishReason.ABORT)
+    def abort(self, request_id: int, sample_index: int | None = None) -> list[RequestUpdate]:
+        """Give a request up, or one sample of it. Returns the last update of each sample that had not ended before."""
+        return self.finish(request_id, FinishReason.ABORT, sample_index=sample_index)
 
-    def finish(self, request_id: int, reason: FinishReason, stop_reason: int | str | None = None) -> RequestUpdate | None:
-        """End a request between two steps, such as at a stop string. Returns its last update, or None if it had ended before."""
-        update = self._scheduler.finish(request_id, reason, stop_reason, now=self._clock())
-        if update is not None:
-            self._record_updates([update])
-        return update
+    def finish(
+        self, request_id: int, reason: FinishReason, stop_reason: int | str | None = None, sample_index: int | None = None
+    ) -> list[RequestUpdate]:
+        """End a request, or one sample of it, between two steps, such as at a stop string. Returns as ``abort`` does."""
+        updates = self._scheduler.finish(request_id, reason, stop_reason, sample_index=sample_index, now=self._clock())
+        self._record_updates(updates)
+        return updates
 
     def step(self) -> list[RequestUpdate]:
         """Run one step. Returns what each request got from it; empty if there was nothing to run.
@@ -98,7 +97,11 @@ class EngineCore:
     def stats(self) -> dict[str, Any]:
         """Figures of this moment and since the start; see ``Metrics.report``."""
         scheduler = self._scheduler
-        return self._metrics.report(scheduler.num_running, scheduler.num_waiting, scheduler.blocks.stats())
+        return self._metrics.report(scheduler.num_running, scheduler.num_waiting, scheduler.blocks)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all that can be found; requests that run now leave nothing behind either."""
+        self._scheduler.blocks.reset_prefix_cache()
 
     def check(self) -> None:
         """Prove, between two steps, that no block is lost; AssertionError says where the books do not balance."""
@@ -112,12 +115,14 @@ class EngineCore:
     def _record_plan(self, plan: StepPlan) -> None:
         now, record = self._clock(), self.events.record
         for lost in plan.preempted:
-            record(Preempted(now, lost.request_id, lost.by, lost.num_needed, lost.num_given, lost.num_lost, lost.was_running))
+            (request_id, number), (by, _) = split_id(lost.request_id), split_id(lost.by)
+            counts = lost.num_needed, lost.num_given, lost.num_lost
+            record(Preempted(now, request_id, by, *counts, lost.was_running, sample_index=number))
         starts = dict(zip(plan.request_ids, plan.num_computed, strict=True)) if plan.admitted else {}
         for admission in plan.admitted:
-            request_id = admission.request_id
-            record(Admitted(now, request_id, request_id not in self._not_admitted, starts[request_id], len(admission.block_ids)))
-            self._not_admitted.discard(request_id)
+            request_id, number = split_id(admission.request_id)
+            num_computed, num_blocks = starts[admission.request_id], len(admission.block_ids)
+            record(Admitted(now, request_id, admission.resumed, num_computed, num_blocks, sample_index=number))
         self._metrics.observe_step(plan, self._scheduler.num_running, self._scheduler.blocks.stats())
 
     def _record_updates(self, updates: list[RequestUpdate]) -> None:
@@ -129,7 +134,8 @@ class EngineCore:
                 silent.remove(update.request_id)
                 record(FirstToken(now, update.request_id))
             if update.finish_reason is not None and update.metrics is not None:
-                record(Finished(now, update.request_id, update.finish_reason, update.stop_reason, update.metrics))
-                silent.discard(update.request_id)
-                self._not_admitted.discard(update.request_id)
+                reason, index = update.finish_reason, update.sample_index
+                record(Finished(now, update.request_id, reason, update.stop_reason, update.metrics, sample_index=index))
+                if not self._scheduler.is_live(update.request_id):
+                    silent.discard(update.request_id)
         self._metrics.num_tokens_generated += num_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.request import FinishReason, RequestMetrics
 
@@ -21,6 +21,8 @@ class Event:
 
     time: float
     request_id: int
+    sample_index: int = field(default=0, kw_only=True)
+    """Which of the request's samples; 0 where it is about the whole request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +32,23 @@ class Arrived(Event):
     prompt_len: int
     max_tokens: int
     priority: int
+    num_samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Event):
-    """A request began to run, or ran on after a preemption."""
+    """A request, or a sample that has forked, began to run, or ran on after a preemption."""
 
     resumed: bool
     num_computed: int
-    """Tokens that did not have to be computed again."""
+    """Tokens that did not have to be computed: found in the cache, kept, or shared by a fork."""
     num_blocks: int
     """Blocks it began with."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken(Event):
-    """The first output token was sampled."""
+    """The first output token of any sample was chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Preempted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """A request ended."""
+    """A sample of a request ended."""
 
     reason: FinishReason
     stop_reason: int | str | None

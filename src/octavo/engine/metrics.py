@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.blocks import BlockStats
+from octavo.blocks import BlockManager, BlockStats
 from octavo.engine.events import Admitted, Event, Finished, Preempted
 from octavo.scheduler.step import StepPlan
 
@@ -28,9 +28,11 @@ class Metrics:
     max_internal_slots: int = 0
     """The most unused slots that one request ever held."""
     finished: Counter[str] = field(default_factory=Counter)
-    """Requests that ended, by reason."""
+    """Samples that ended, by reason."""
     _internal_slots: int = 0
     _used_slots: int = 0
+    _used_blocks: int = 0
+    _saved_blocks: int = 0
 
     def hear(self, event: Event) -> None:
         """Count one event."""
@@ -51,14 +53,18 @@ class Metrics:
         self.max_internal_slots = max(self.max_internal_slots, blocks.max_internal_slots)
         self._internal_slots += blocks.internal_slots
         self._used_slots += blocks.used_slots
+        self._used_blocks += blocks.used
+        self._saved_blocks += blocks.saved
 
-    def report(self, num_running: int, num_waiting: int, blocks: BlockStats) -> dict[str, Any]:
+    def report(self, num_running: int, num_waiting: int, manager: BlockManager) -> dict[str, Any]:
         """All figures as plain values.
 
         ``waste`` by kind: ``internal`` is the share of the used slots that held no token, averaged over all steps (each
         step counts by its used slots), ``internal_now`` the same at this moment; ``recomputed`` is the share of
-        computed tokens that preemptions gave up.
+        computed tokens that preemptions gave up. ``sharing``: ``saved`` is the share of blocks that would have been needed
+        without sharing and were not, averaged over all steps in the same way, ``saved_now`` the same at this moment.
         """
+        blocks, shared = manager.stats(), manager.sharing
         return {
             "num_running": num_running,
             "num_waiting": num_waiting,
@@ -76,6 +82,24 @@ class Metrics:
                 "used": blocks.used,
                 "shared": blocks.shared,
                 "max_used": self.max_used_blocks,
+            },
+            "prefix_cache": {
+                "queries": shared.num_queries,
+                "hits": shared.num_hits,
+                "misses": shared.num_queries - shared.num_hits,
+                "tokens_asked": shared.num_tokens_asked,
+                "tokens_saved": shared.num_tokens_saved,
+                "blocks_shared": shared.num_blocks_shared,
+                "bytes_shared": shared.num_blocks_shared * manager.block_bytes,
+                "copies": shared.num_prefix_copies,
+                "evictions": manager.num_evictions,
+            },
+            "sharing": {
+                "forks": shared.num_forks,
+                "copies": shared.num_fork_copies,
+                "saved": self._saved_blocks / max(1, self._saved_blocks + self._used_blocks),
+                "saved_now": blocks.saved / max(1, blocks.saved + blocks.used),
+                "bytes_saved_now": blocks.saved * manager.block_bytes,
             },
             "waste": {
                 "internal": self._internal_slots / max(1, self._used_slots),

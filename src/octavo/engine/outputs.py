@@ -24,6 +24,7 @@ class CompletionOutput:
     """One sample of a request, as far as it has got."""
 
     index: int
+    """Which sample; where the best n of more are returned, its place among these, best first."""
     text: str
     """Without stop strings and stop tokens."""
     token_ids: tuple[int, ...]
@@ -32,7 +33,10 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop string, or the id among SamplingParams.stop_token_ids, that ended it."""
     cumulative_logprob: float | None = None
-    """Sum of its tokens' log-probabilities in the raw distributions, if logprobs were asked for."""
+    """Sum of its tokens' log-probabilities in the raw distributions, if logprobs were asked for
+    or outputs are ranked by it."""
+    score: float | None = None
+    """Of a beam: cumulative_logprob / len(token_ids) ** length_penalty."""
     logprobs: tuple[PositionLogprobs, ...] | None = None
     """One entry per token."""
 
@@ -56,28 +60,42 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        return self.error is not None or all(o.finish_reason is not None for o in self.outputs)
+        return all(o.finish_reason is not None for o in self.outputs)
 
 
 @dataclass(slots=True)
-class _Stream:
-    """The text of one running request.
+class _Sample:
+    """The text of one sample.
 
     text      [ sent ........ | held: may be the start of a stop string ]
               0              sent                                      len
     """
 
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    stop_ids: frozenset[int]
     detokenizer: Detokenizer | None
     """None where the text is decoded once, at the end."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    prompt_logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     cumulative_logprob: float = 0.0
+    score: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One request that has not ended, with all of its samples."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    samples: list[_Sample]
+    num_running: int
+    """Samples that have not ended."""
+    prompt_logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
+    metrics: RequestMetrics | None = None
+    error: OctavoError | None = None
 
 
 class OutputProcessor:
@@ -97,72 +115,82 @@ class OutputProcessor:
         incremental: bool,
     ) -> None:
         """Start a stream. Without ``incremental`` and without stop strings its text is decoded once, at the end."""
-        detokenizer = Detokenizer(self._tokenizer) if incremental or params.stop else None
-        self._streams[request_id] = _Stream(prompt, tuple(prompt_token_ids), params, stop_ids, detokenizer)
+        decode_now = incremental or bool(params.stop)
+        samples = [_Sample(Detokenizer(self._tokenizer) if decode_now else None) for _ in range(params.num_samples)]
+        self._streams[request_id] = _Stream(prompt, tuple(prompt_token_ids), params, stop_ids, samples, len(samples))
 
     def push(self, update: RequestUpdate) -> str | None:
-        """Take over an update of a request. Returns the stop string that ends it now, if any."""
+        """Take over an update of a request. Returns the stop string that its sample must be ended for, if any."""
         stream = self._streams[update.request_id]
-        stream.token_ids.extend(update.token_ids)
+        sample = stream.samples[update.sample_index]
+        sample.token_ids.extend(update.token_ids)
         if update.logprobs is not None:
-            stream.logprobs.append(self._position(update.logprobs))
-            stream.cumulative_logprob += update.logprobs.logprob
+            sample.cumulative_logprob += update.logprobs.logprob
+            if stream.params.logprobs is not None:
+                sample.logprobs.append(self._position(update.logprobs))
+        if update.beam is not None:
+            sample.cumulative_logprob, sample.score = update.beam.cumulative_logprob, update.beam.score
+            sample.logprobs += map(self._position, update.beam.logprobs)
         for position, logprobs in update.prompt_logprobs:
             stream.prompt_logprobs[position] = self._position(logprobs)
-        if stream.detokenizer is None:
-            return None
-        return self._push_text(stream, update)
-
-    def _push_text(self, stream: _Stream, update: RequestUpdate) -> str | None:
-        assert stream.detokenizer is not None
-        stopped_by_token = update.finish_reason is FinishReason.STOP
-        new = stream.detokenizer.push(update.token_ids[:-1] if stopped_by_token else update.token_ids)
+        stop = None
+        if sample.detokenizer is not None and sample.finish_reason is None:
+            stop = _push_text(stream.params, sample, sample.detokenizer, update)
         if update.finish_reason is not None:
-            new += stream.detokenizer.finish()
-        searched_from = max(0, len(stream.text) - max(map(len, stream.params.stop), default=1) + 1)
-        stream.text += new
-        if len(stream.token_ids) < stream.params.min_tokens or not new:
-            return None
-        return _cut_at_stop(stream, searched_from)
+            stream.num_running -= 1
+            stream.metrics = _merge(stream.metrics, update.metrics)
+            stream.error = stream.error or update.error
+        if stop is not None:
+            sample.finish_reason, sample.stop_reason = FinishReason.STOP, stop
+            return stop if update.finish_reason is None else None
+        if update.finish_reason is not None and sample.finish_reason is None:
+            sample.finish_reason, sample.stop_reason = update.finish_reason, update.stop_reason
+        return None
 
-    def output(self, update: RequestUpdate, stop: str | None = None) -> RequestOutput:
-        """The request as far as it has got; ends the stream when the update, or a stop string, ended the request."""
-        stream = self._streams[update.request_id]
-        reason = FinishReason.STOP if stop is not None else update.finish_reason
-        if reason is not None:
-            del self._streams[update.request_id]
-        params = stream.params
-        completion = CompletionOutput(
-            index=0,
-            text=self._text(stream, reason),
-            token_ids=tuple(stream.token_ids),
-            finish_reason=reason,
-            stop_reason=stop if stop is not None else update.stop_reason,
-            cumulative_logprob=stream.cumulative_logprob if params.logprobs is not None else None,
-            logprobs=tuple(stream.logprobs) if params.logprobs is not None else None,
-        )
+    def has_ended(self, request_id: int) -> bool:
+        """Whether all samples of a request have ended."""
+        return self._streams[request_id].num_running == 0
+
+    def output(self, request_id: int) -> RequestOutput:
+        """The request as far as it has got; ends the stream if all of its samples have ended."""
+        stream = self._streams[request_id]
+        ended = stream.num_running == 0
+        if ended:
+            del self._streams[request_id]
+        metrics = stream.metrics if ended else None
         return RequestOutput(
-            update.request_id,
+            request_id,
             stream.prompt,
             stream.prompt_token_ids,
-            (completion,),
+            tuple(self._completion(stream, sample, index) for index, sample in enumerate(_returned(stream))),
             self._prompt_logprobs(stream),
-            metrics=update.metrics,
-            error=update.error,
+            metrics.num_cached_tokens if metrics is not None else 0,
+            metrics,
+            stream.error if ended else None,
         )
 
-    def discard(self, request_id: int) -> None:
-        """Forget a stream whose caller no longer listens."""
-        self._streams.pop(request_id, None)
+    def _completion(self, stream: _Stream, sample: _Sample, index: int) -> CompletionOutput:
+        params = stream.params
+        return CompletionOutput(
+            index=index,
+            text=self._text(stream, sample),
+            token_ids=tuple(sample.token_ids),
+            finish_reason=sample.finish_reason,
+            stop_reason=sample.stop_reason,
+            cumulative_logprob=sample.cumulative_logprob if params.num_logprobs is not None or sample.score is not None else None,
+            score=sample.score,
+            logprobs=tuple(sample.logprobs) if params.logprobs is not None else None,
+        )
 
-    def _text(self, stream: _Stream, reason: FinishReason | None) -> str:
-        """All of the text once the request has ended; before that, what can no longer become part of a stop string."""
-        if stream.detokenizer is None:
+    def _text(self, stream: _Stream, sample: _Sample) -> str:
+        """All of the text once the sample has ended; before that, what can no longer become part of a stop string."""
+        reason = sample.finish_reason
+        if sample.detokenizer is None:
             if reason is None:
                 return ""
-            ends_with_stop = reason is FinishReason.STOP and stream.token_ids[-1] in stream.stop_ids
-            return self._tokenizer.decode(stream.token_ids[:-1] if ends_with_stop else stream.token_ids)
-        return stream.text if reason is not None else stream.text[: len(stream.text) - _held(stream.text, stream.params.stop)]
+            ends_with_stop = reason is FinishReason.STOP and sample.token_ids[-1] in stream.stop_ids
+            return self._tokenizer.decode(sample.token_ids[:-1] if ends_with_stop else sample.token_ids)
+        return sample.text if reason is not None else sample.text[: len(sample.text) - _held(sample.text, stream.params.stop)]
 
     def _prompt_logprobs(self, stream: _Stream) -> tuple[PositionLogprobs | None, ...] | None:
         if stream.params.prompt_logprobs is None:
@@ -179,14 +207,55 @@ class OutputProcessor:
         return entries
 
 
-def _cut_at_stop(stream: _Stream, start: int) -> str | None:
+def _push_text(params: SamplingParams, sample: _Sample, detokenizer: Detokenizer, update: RequestUpdate) -> str | None:
+    """Decode what is new. Returns the stop string that ends the text now, if any."""
+    stopped_by_token = update.finish_reason is FinishReason.STOP
+    new = detokenizer.push(update.token_ids[:-1] if stopped_by_token else update.token_ids)
+    if update.finish_reason is not None:
+        new += detokenizer.finish()
+    searched_from = max(0, len(sample.text) - max(map(len, params.stop), default=1) + 1)
+    sample.text += new
+    if len(sample.token_ids) < params.min_tokens or not new:
+        return None
+    return _cut_at_stop(sample, params.stop, searched_from)
+
+
+def _cut_at_stop(sample: _Sample, stops: Sequence[str], start: int) -> str | None:
     """Cut the text before the stop string that comes first (of those that start together, the longest)."""
-    found = [(at, -len(stop), stop) for stop in stream.params.stop if (at := stream.text.find(stop, start)) >= 0]
+    found = [(at, -len(stop), stop) for stop in stops if (at := sample.text.find(stop, start)) >= 0]
     if not found:
         return None
     at, _, stop = min(found)
-    stream.text = stream.text[:at]
+    sample.text = sample.text[:at]
     return stop
+
+
+def _returned(stream: _Stream) -> list[_Sample]:
+    """All samples in their order; or the best n by cumulative log-probability, those given up or failed last."""
+    if stream.params.num_samples == stream.params.n:
+        return stream.samples
+
+    def key(sample: _Sample) -> tuple[bool, float]:
+        return sample.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH), -sample.cumulative_logprob
+
+    return sorted(stream.samples, key=key)[: stream.params.n]
+
+
+def _merge(one: RequestMetrics | None, other: RequestMetrics | None) -> RequestMetrics | None:
+    """Metrics of a request from those of its samples: from the first start to the last end, all preemptions."""
+    if one is None or other is None:
+        return one or other
+    starts = [t for t in (one.admitted_time, other.admitted_time) if t is not None]
+    firsts = [t for t in (one.first_token_time, other.first_token_time) if t is not None]
+    ends = [t for t in (one.finish_time, other.finish_time) if t is not None]
+    return RequestMetrics(
+        one.arrival_time,
+        min(starts, default=None),
+        min(firsts, default=None),
+        max(ends, default=None),
+        one.num_preemptions + other.num_preemptions,
+        min(one.num_cached_tokens, other.num_cached_tokens),
+    )
 
 
 def _held(text: str, stops: Sequence[str]) -> int:
@@ -205,7 +274,7 @@ def refused(request_id: int, prompt: str | None, token_ids: Sequence[int], error
     return RequestOutput(request_id, prompt, tuple(token_ids), (completion,), error=error)
 
 
-def with_delta(output: RequestOutput, sent: int) -> RequestOutput:
-    """The same output with only the text after the first ``sent`` characters."""
-    completion = output.outputs[0]
-    return replace(output, outputs=(replace(completion, text=completion.text[sent:]),))
+def with_delta(output: RequestOutput, sent: Sequence[int]) -> RequestOutput:
+    """The same output with only the text after the first ``sent[i]`` characters of sample i."""
+    outputs = (replace(completion, text=completion.text[start:]) for completion, start in zip(output.outputs, sent, strict=True))
+    return replace(output, outputs=tuple(outputs))

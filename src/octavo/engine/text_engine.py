@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.engine.core import EngineCore
+from octavo.engine.core import EngineCore, RequestUpdate
 from octavo.engine.outputs import OutputProcessor, RequestOutput
 from octavo.errors import InvalidRequestError
 from octavo.request import FinishReason, SamplingParams, make_request
@@ -48,6 +48,14 @@ class TextEngine:
 
     def add(self, prompt: Prompt | None, token_ids: Sequence[int], params: SamplingParams, incremental: bool) -> int:
         """Queue a request. Returns its id. With ``incremental``, each step that brings it tokens gives an output."""
+        if incremental and params.beam_width is not None:
+            raise InvalidRequestError(
+                "beams cannot be streamed, as the best are known only at the end: leave beam_width out, or do not stream"
+            )
+        if incremental and params.num_samples > params.n:
+            raise InvalidRequestError(
+                f"best_of={params.best_of} cannot be streamed, as the best are known only at the end: leave best_of out, or do not stream"
+            )
         request_id = self.core.add_request(token_ids, params)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.core.limits.eos_token_ids)
         self._outputs.add(request_id, prompt if isinstance(prompt, str) else None, token_ids, params, stop_ids, incremental)
@@ -57,24 +65,27 @@ class TextEngine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns the outputs of requests that ended, and of incremental ones that got tokens."""
-        outputs = []
+        touched: dict[int, None] = {}
         for update in self.core.step():
             stop = self._outputs.push(update)
-            if stop is not None and update.finish_reason is None:
-                update = self.core.finish(update.request_id, FinishReason.STOP, stop) or update
-            if update.finish_reason is not None:
-                self._incremental.discard(update.request_id)
-            elif not update.token_ids or update.request_id not in self._incremental:
-                continue
-            outputs.append(self._outputs.output(update, stop))
-        return outputs
+            if stop is not None:
+                self._push(self.core.finish(update.request_id, FinishReason.STOP, stop, update.sample_index))
+            if update.finish_reason is not None or update.token_ids:
+                touched[update.request_id] = None
+        due = [i for i in touched if i in self._incremental or self._outputs.has_ended(i)]
+        return [self._output(request_id) for request_id in due]
 
-    def abort(self, request_id: int) -> RequestOutput | None:
-        """Give a request up. Returns its output so far, or None if it had ended before."""
-        update = self.core.abort(request_id)
-        self._incremental.discard(request_id)
-        if update is None:
-            self._outputs.discard(request_id)
-            return None
-        self._outputs.push(update)
-        return self._outputs.output(update)
+    def abort(self, request_id: int, sample_index: int | None = None) -> RequestOutput | None:
+        """Give a request, or one sample of it, up. Returns the request's output so far, or None if it had ended before."""
+        updates = self.core.abort(request_id, sample_index)
+        self._push(updates)
+        return self._output(request_id) if updates else None
+
+    def _push(self, updates: Sequence[RequestUpdate]) -> None:
+        for update in updates:
+            self._outputs.push(update)
+
+    def _output(self, request_id: int) -> RequestOutput:
+        if self._outputs.has_ended(request_id):
+            self._incremental.discard(request_id)
+        return self._outputs.output(request_id)

@@ -38,7 +38,7 @@ class RequestRows:
 class Batch:
     """The decoder's inputs, in buffers that are filled anew for each step."""
 
-    def __init__(self, max_num_seqs: int, max_rows: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, max_num_seqs: int, max_rows: int, max_samples: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self._block_size = block_size
         self._num_blocks = np.zeros(max_num_seqs, np.int32)
@@ -53,7 +53,7 @@ class Batch:
                 positions=np.zeros(max_rows, np.int32),
                 slots=np.zeros(max_rows, np.int32),
             ),
-            sampled_rows=np.zeros(max_rows, np.int32),
+            sampled_rows=np.zeros(max_samples, np.int32),
         )
 
     def admit(self, row: int, admission: Admission) -> None:
@@ -84,6 +84,8 @@ class Batch:
         if not plan.new_block_ids:
             return
         counts = np.frombuffer(plan.num_new_blocks, np.int32)
+        if plan.copy_targets:
+            self._num_blocks[rows] -= np.frombuffer(plan.replaced, np.int8)
         starts = self._num_blocks[rows] - (np.cumsum(counts, dtype=np.int32) - counts)
         columns = np.arange(len(plan.new_block_ids), dtype=np.int32) + np.repeat(starts, counts)
         self.inputs.batch.block_tables[np.repeat(rows, counts), columns] = plan.new_block_ids

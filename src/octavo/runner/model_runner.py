@@ -6,6 +6,7 @@ import numpy as np
 
 from octavo.kernels.ops import Backend, KVCache, Size
 from octavo.models.decoder import Decoder
+from octavo.request import MAX_BEST_OF
 from octavo.runner.batch import Batch, RequestRows
 from octavo.runner.program import record_step
 from octavo.runner.sampler import Sampler
@@ -22,13 +23,14 @@ class ModelRunner:
         self, decoder: Decoder, backend: Backend, cache: KVCache, dtype: str, max_num_seqs: int, max_rows: int, max_model_len: int
     ) -> None:
         self.cache = cache
+        max_samples = max_rows + MAX_BEST_OF - 1
         self._rows = RequestRows(max_num_seqs)
-        self._batch = Batch(max_num_seqs, max_rows, max_model_len, cache.shape.block_size)
-        self._sampler = Sampler(max_num_seqs, max_rows, decoder.spec.vocab_size, self._batch.history)
+        self._batch = Batch(max_num_seqs, max_rows, max_samples, max_model_len, cache.shape.block_size)
+        self._sampler = Sampler(max_num_seqs, max_samples, decoder.spec.vocab_size, self._batch.history)
         self._sizes = np.zeros(len(Size), np.int32)
         self._copies = np.zeros((2, max_num_seqs), np.int32)
         self._program, self.logits = record_step(
-            decoder, backend, self._sizes, self._batch.inputs, cache, self._copies, self._sampler, dtype, max_rows
+            decoder, backend, self._sizes, self._batch.inputs, cache, self._copies, self._sampler, dtype, max_rows, max_samples
         )
 
     def execute(self, plan: StepPlan) -> StepResult:

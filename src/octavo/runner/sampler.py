@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.ops import MAX_TOP, SAMPLE_ROW, Int32, SampleBatch, SampleOutput
-from octavo.request import SamplingParams
+from octavo.request import SamplingParams, num_candidates
 from octavo.scheduler.step import Admission, StepPlan, StepResult, TokenLogprobs
 
 
@@ -70,7 +70,7 @@ class Sampler:
         for name in ("temperature", "top_k", "top_p", "min_p"):
             entry[name] = getattr(p, name)
         entry["repetition"], entry["frequency"], entry["presence"] = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
-        entry["num_logprobs"] = -1 if p.logprobs is None else p.logprobs
+        entry["num_logprobs"] = _num_logprobs(p, len(admission.stop_ids))
         entry["target"] = -1
         entry["history_row"] = row if p.penalised else -1
         entry["prompt_len"] = admission.prompt_len
@@ -98,13 +98,16 @@ class Sampler:
 
     def pack(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32) -> int:
         """Fill the buffers for a plan; ``sampled_rows`` receives the rows whose logits are needed. Returns how many."""
-        sampled = np.flatnonzero(np.frombuffer(plan.sampled, np.int8))
+        counts = np.frombuffer(plan.sampled, np.int32)
+        sampled = np.repeat(np.arange(len(counts)), counts)
         n = len(sampled)
         sampled_rows[:n] = query_starts[sampled + 1] - 1
         entries = self.batch.rows[:n]
         entries[:] = self._params[rows[sampled]]
         entries["num_known"] = np.frombuffer(plan.num_computed, np.int32)[sampled] + np.frombuffer(plan.num_scheduled, np.int32)[sampled]
         entries["position"] = entries["num_known"] - entries["prompt_len"]
+        if n and counts.max() > 1:
+            self._number_samples(counts)
         if self._biases:
             self._pack_biases(rows[sampled])
         self._scored.clear()
@@ -112,17 +115,28 @@ class Sampler:
             n = self._pack_scored(plan, rows, query_starts, sampled_rows, n)
         return n
 
-    def _pack_biases(self, rows: Int32) -> None:
+    def _number_samples(self, counts: Int32) -> None:
+        """Sample index 0, 1 ... for the rows of a request that draws several samples from one distribution."""
         end = 0
+        for count in counts.tolist():
+            start, end = end, end + count
+            if count > 1:
+                self.batch.rows["sample_index"][start:end] = np.arange(count)
+
+    def _pack_biases(self, rows: Int32) -> None:
+        """Samples of one request follow each other and have the same entries."""
+        start = end = 0
+        before = -1
         for s, row in enumerate(rows.tolist()):
             bias = self._biases.get(row)
             if bias is None:
                 continue
-            entries = bias.at(int(self.batch.rows[s]["position"]))
-            start, end = end, end + len(entries)
-            self.batch.bias_ids[start:end] = list(entries)
-            self.batch.bias_values[start:end] = list(entries.values())
-            self.batch.rows[s]["bias_start"], self.batch.rows[s]["bias_count"] = start, len(entries)
+            if row != before:
+                entries = bias.at(int(self.batch.rows[s]["position"]))
+                start, end, before = end, end + len(entries), row
+                self.batch.bias_ids[start:end] = list(entries)
+                self.batch.bias_values[start:end] = list(entries.values())
+            self.batch.rows[s]["bias_start"], self.batch.rows[s]["bias_count"] = start, end - start
 
     def _pack_scored(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32, n: int) -> int:
         """Add a row for each prompt position whose next prompt token is to be scored.
@@ -145,10 +159,9 @@ class Sampler:
 
     def result(self, plan: StepPlan) -> StepResult:
         """What the op ``sample`` left in the buffers, as a value."""
-        requests = [i for i, wanted in zip(plan.request_ids, plan.sampled, strict=True) if wanted]
-        n = len(requests)
+        n = sum(plan.sampled)
         asked = np.flatnonzero(self.batch.rows["num_logprobs"][:n] >= 0).tolist()
-        logprobs = {requests[s]: self._logprobs(s) for s in asked if self.output.token_ids[s] >= 0}
+        logprobs = {s: self._logprobs(s) for s in asked if self.output.token_ids[s] >= 0}
         prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = {}
         for s, scored in enumerate(self._scored, n):
             prompt_logprobs.setdefault(scored.request_id, []).append((scored.position, self._logprobs(s)))
@@ -163,3 +176,9 @@ class Sampler:
             top_ids=tuple(out.top_ids[s, :k].tolist()),
             top_logprobs=tuple(out.top_logprobs[s, :k].tolist()),
         )
+
+
+def _num_logprobs(params: SamplingParams, num_stop_ids: int) -> int:
+    """Best tokens whose log-probabilities are wanted; -1 if none at all are. A beam's are its continuations."""
+    wanted = -1 if params.num_logprobs is None else params.num_logprobs
+    return wanted if params.beam_width is None else max(wanted, num_candidates(params.beam_width, num_stop_ids))

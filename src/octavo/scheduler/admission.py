@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from octavo.request import Request
+from octavo.request import MAX_BEST_OF, Request
 from octavo.scheduler.step import Admission, Preemption, StepPlan
 
 
@@ -18,6 +18,8 @@ class StepBudget:
 
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens_left = max_tokens
+        self.num_forks_left = MAX_BEST_OF - 1
+        """Tokens that can be sampled beyond one per request."""
         self.preempted: list[Preemption] = []
         self._admitted: list[Admission] = []
         self._request_ids: list[int] = []
@@ -27,9 +29,15 @@ class StepBudget:
         self._num_new_blocks: list[int] = []
         self._new_block_ids: list[int] = []
         self._sampled: list[int] = []
+        self._replaced: list[bool] = []
 
-    def add(self, request: Request, num_tokens: int, new_block_ids: Sequence[int] = ()) -> None:
-        """Schedule the next ``num_tokens`` tokens of a request that has a row."""
+    def without_fork(self, request: Request, num_tokens: int) -> int:
+        """How many of the next ``num_tokens`` tokens can be scheduled: one less where its samples are too many for this step."""
+        reaches_end = request.num_computed + num_tokens == len(request.token_ids)
+        return num_tokens - (reaches_end and request.num_samples - 1 > self.num_forks_left)
+
+    def add(self, request: Request, num_tokens: int, new_block_ids: Sequence[int] = (), replaced: bool = False) -> None:
+        """Schedule the next ``num_tokens`` tokens of a request that has a row. See ``StepPlan.replaced``."""
         start, known = request.num_computed, request.token_ids
         end = start + num_tokens
         self._request_ids.append(request.id)
@@ -42,17 +50,23 @@ class StepBudget:
         self._num_new_blocks.append(len(new_block_ids))
         if new_block_ids:
             self._new_block_ids.extend(new_block_ids)
-        self._sampled.append(end == len(known))
+        self._replaced.append(replaced)
+        num_samples = request.num_samples if end == len(known) else 0
+        self._sampled.append(num_samples)
+        if num_samples > 1:
+            self.num_forks_left -= num_samples - 1
         self.num_tokens_left -= num_tokens
 
-    def admit(self, request: Request, num_tokens: int, block_ids: array[int]) -> None:
+    def admit(self, request: Request, num_tokens: int, block_ids: array[int], resumed: bool) -> None:
         """Schedule the next ``num_tokens`` tokens of a request that gets a row with them."""
-        params, known = request.params, request.token_ids[:]
-        self._admitted.append(Admission(request.id, params, request.prompt_len, request.stop_ids, request.seed, 0, known, block_ids))
+        r = request
+        self._admitted.append(
+            Admission(r.id, r.params, r.prompt_len, r.stop_ids, r.seed, r.sample_index, r.token_ids[:], block_ids, resumed)
+        )
         self.add(request, num_tokens)
 
-    def plan(self, step: int, released: Iterable[int]) -> StepPlan | None:
-        """The finished plan, or None if nothing was scheduled."""
+    def plan(self, step: int, released: Iterable[int], copies: Mapping[int, int]) -> StepPlan | None:
+        """The finished plan, or None if nothing was scheduled. copies: {target: source}."""
         if not self._request_ids:
             return None
         return StepPlan(
@@ -65,7 +79,10 @@ class StepBudget:
             token_ids=array("i", self._token_ids),
             num_new_blocks=array("i", self._num_new_blocks),
             new_block_ids=array("i", self._new_block_ids),
-            sampled=array("b", self._sampled),
+            sampled=array("i", self._sampled),
+            copy_sources=array("i", copies.values()),
+            copy_targets=array("i", copies.keys()),
+            replaced=array("b", self._replaced),
             preempted=tuple(self.preempted),
         )
 

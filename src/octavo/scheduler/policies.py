@@ -15,13 +15,13 @@ Policy = Callable[[Request], Rank]
 
 
 def fcfs(request: Request) -> Rank:
-    """First come, first served."""
-    return request.arrival_time, request.id
+    """First come, first served; the samples of a request in their order."""
+    return request.arrival_time, request.group_id, request.id
 
 
 def priority(request: Request) -> Rank:
     """The lower priority value first; among equals, first come, first served."""
-    return request.params.priority, request.arrival_time, request.id
+    return request.params.priority, request.arrival_time, request.group_id, request.id
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}

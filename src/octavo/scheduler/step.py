@@ -30,6 +30,8 @@ class Admission:
     """All tokens known, prompt and output; type code 'i'."""
     block_ids: array[int]
     """The whole block table, with the blocks reserved for this step; type code 'i'."""
+    resumed: bool = False
+    """Whether it ran before and was preempted; for the engine's events, not for the runner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class StepPlan:
 
     request i     computed before     scheduled now            known
     tokens        0 ............. num_computed[i] ...... + num_scheduled[i] <= len
-                                  ^ first position          ^ reaches len: sampled[i] = 1
+                                  ^ first position          ^ reaches len: sampled[i] >= 1
     """
 
     step: int
@@ -77,11 +79,15 @@ class StepPlan:
     new_block_ids: array[int]
     """These blocks, concatenated. Type code 'i'."""
     sampled: array[int]
-    """1 where the last known token is computed, so that the next one is sampled; else 0. Type code 'b'."""
+    """0 where known tokens are left to compute. Else the number of tokens to sample after the last one: 1, or as many as the
+    request has samples, of sample index 0, 1 ... Type code 'i'."""
     copy_sources: array[int] = field(default_factory=lambda: array("i"))
     """Blocks to copy before the forward pass (copy-on-write), and ..."""
     copy_targets: array[int] = field(default_factory=lambda: array("i"))
     """... where they are copied to. Type code 'i'."""
+    replaced: array[int] = field(default_factory=lambda: array("b"))
+    """1 where the first of the request's new blocks takes the place of the last block in its table, of which it is a copy.
+    Type code 'b'; empty if there is none."""
     preempted: tuple[Preemption, ...] = ()
     """Why requests gave up blocks in this step; for the engine's events, not for the runner."""
 
@@ -111,17 +117,34 @@ class StepResult:
     """What one step computed."""
 
     token_ids: array[int]
-    """One token for each request with ``sampled`` = 1, in the plan's order. Type code 'i'."""
+    """``sampled`` tokens for each request, in the plan's order. Type code 'i'."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By request id, for those that asked for logprobs and were sampled."""
+    """By index into ``token_ids``, for requests that asked for logprobs."""
     prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = field(default_factory=dict)
     """By request id, for those that asked: (prompt position of the token, its log-probabilities)."""
 
 
+class FinishedBeam(NamedTuple):
+    """A beam that ended: one output of a beam search."""
+
+    token_ids: tuple[int, ...]
+    """With the stop token, if one ended it."""
+    cumulative_logprob: float
+    score: float
+    """cumulative_logprob / len(token_ids) ** length_penalty."""
+    finish_reason: FinishReason
+    """STOP or LENGTH."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of each token, if asked for."""
+
+
 class RequestUpdate(NamedTuple):
-    """What one step brought to one request. (A named tuple: hundreds are made per step.)"""
+    """What one step brought to one sample of a request. (A named tuple: hundreds are made per step.)"""
 
     request_id: int
+    """The request as its caller knows it, and ..."""
+    sample_index: int = 0
+    """... which of its samples."""
     token_ids: tuple[int, ...] = ()
     """New output tokens; the ending stop token is among them."""
     logprobs: TokenLogprobs | None = None
@@ -131,6 +154,8 @@ class RequestUpdate(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics | None = None
-    """Where the request has finished."""
+    """Where the sample has finished."""
     error: EngineError | None = None
     """Where finish_reason is ERROR."""
+    beam: FinishedBeam | None = None
+    """All of a beam search's output ``sample_index``, at its end; before that there are no new tokens."""
