@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli_planning import register as register_planning
+
 if TYPE_CHECKING:
     from octavo.engine.outputs import RequestOutput
     from octavo.llm import LLM
@@ -24,6 +26,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+register_planning(app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]

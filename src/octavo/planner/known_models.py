@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
+from octavo.errors import ModelLoadError
+from octavo.models.architectures import spec_from_hf
 from octavo.models.spec import DecoderSpec, RotarySpec
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
@@ -68,3 +72,14 @@ KNOWN_MODELS = {model.name: model for model in (
     _llama("opt-13b", 40, 5120, 40, 40, 20_480, 50_272, 2048, tied=True, architecture="OPTForCausalLM", parameters=12_853_473_280),
 )}  # fmt: skip
 """OPT is here for the study of the paper; the engine does not run it."""
+
+
+def model_from_config(path: Path) -> PlannedModel:
+    """A model from its config.json. Raises ModelLoadError naming the field that is wrong or not supported."""
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} is not a config.json: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{path} is not a config.json: it holds no object")
+    return PlannedModel(path.parent.name or str(path.parent), spec_from_hf(config))
