@@ -83,7 +83,7 @@ def _contiguous(blocks: ContiguousManager, final_tokens: Mapping[int, int]) -> U
 class UsageMean:
     """Slots by kind, each step counting by its duration; and a timeline of at most ``2 * points`` samples."""
 
-    points: int = 512
+    points: int = 128
     seconds: float = 0.0
     batch: float = 0.0
     """Sum of running requests times seconds."""

@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from octavo.blocks import BlockManager, BlockStats
@@ -252,7 +253,7 @@ class ContiguousManager(BlockManager):
     def check(self) -> None:
         """No two regions overlap, and holes and regions make up the arena."""
         placed = sorted((r.start, r.start + self.arena.rounded(r.size)) for r in self._regions.values())
-        for (_, end), (start, _) in zip(placed, placed[1:], strict=False):
+        for (_, end), (start, _) in pairwise(placed):
             assert end <= start, f"two regions overlap at slot {start}"
         taken = sum(end - start for start, end in placed)
         assert taken + self.arena.num_free == self.arena.size, f"{taken} taken and {self.arena.num_free} free of {self.arena.size} slots"

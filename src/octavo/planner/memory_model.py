@@ -220,11 +220,16 @@ def _advice(model: PlannedModel, memory: int, weights: int, workspace: int, kv_d
     if degree > 1:
         found.append(f"{degree} such devices by tensor parallelism")
     if weights + workspace + 2048 * token > memory * SPARE:
-        smaller = [m for m in KNOWN_MODELS.values() if m.num_parameters is None
-                   and m.weight_bytes("bfloat16") + workspace_bytes(m.spec, SchedulerConfig()) + 2048 * m.kv_bytes_per_token(kv_dtype) <= memory * SPARE]  # fmt: skip
+        smaller = [m for m in KNOWN_MODELS.values() if m.num_parameters is None and _smallest(m, kv_dtype) <= memory * SPARE]
         if smaller:
             found.append(f"a smaller model, such as {max(smaller, key=lambda m: m.weight_bytes('bfloat16')).name}")
     return found
+
+
+def _smallest(model: PlannedModel, kv_dtype: str) -> int:
+    """Bytes with which a model is of any use: 2,048 tokens of KV."""
+    workspace = workspace_bytes(model.spec, SchedulerConfig())
+    return model.weight_bytes("bfloat16") + workspace + 2048 * model.kv_bytes_per_token(kv_dtype)
 
 
 # ---------------------------------------------------------------- a load

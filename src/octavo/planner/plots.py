@@ -41,7 +41,8 @@ def overview(result: StudyResult) -> Figure:
     """Memory and speed of each run, and the memory of each over time."""
     runs = list(result.summaries)
     figure = _figure(12, 4.2 + 1.5 * ((len(runs) + 2) // 3))
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.2, max(1, (len(runs) + 2) // 3) * 0.7])
+    rows = figure.add_gridspec(2, 1, height_ratios=[1.2, max(1, (len(runs) + 2) // 3) * 0.7])
+    top, bottom = figure.add_subfigure(rows[0]), figure.add_subfigure(rows[1])
     memory, batch, speed = top.subplots(1, 3)
     shares = [s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"] for s in result.summaries.values()]
     _stack(memory, runs, shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -71,7 +72,7 @@ class SimRunner:
         self.final_tokens: dict[int, int] = {}
         self.outputs: dict[int, int] = {}
         """The token that each request's output is made of."""
-        self.num_waiting = lambda: 0
+        self.num_waiting: Callable[[], int] = lambda: 0
         self.all = UsageMean()
         self.pressed = UsageMean()
         """Steps in which requests wait, alone: what a saturated engine's memory holds."""

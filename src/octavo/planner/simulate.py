@@ -113,9 +113,8 @@ class Fleet:
         """As in the engine, between two steps: one that runs now is not cut short."""
         replica = self._where[request.id]
         if replica.index in self._ending:
-            if replica.clock.now > now:
-                self._push(replica.clock.now, GIVES_UP, request)
-                return
+            self._push(replica.clock.now, GIVES_UP, request)
+            return
         del self._where[request.id]
         self._take(replica.cancel(request.id, now), now)
 

@@ -77,6 +77,9 @@ class SimRequest:
         return tokens
 
 
+ONE = Lengths("fixed", 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A way to draw requests. Every figure is an assumption of ours, written down here; none is a measurement."""
@@ -89,9 +92,9 @@ class Workload:
     output: Lengths
     num_prefixes: int = 0
     """Different shared beginnings (system prompts, documents, few-shot examples); each request takes one at random."""
-    prefix: Lengths = Lengths("fixed", 1)
+    prefix: Lengths = ONE
     """Tokens of a shared beginning."""
-    turns: Lengths = Lengths("fixed", 1)
+    turns: Lengths = ONE
     """Requests of a conversation; each repeats all that was said before, and adds its own."""
     think_time: float = 0.0
     """Mean seconds, exponential, between an answer and the next turn."""

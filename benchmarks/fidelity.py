@@ -1,0 +1,134 @@
+"""The simulator against the engine: fit a latency model to measured steps, then predict another workload and measure it.
+
+    python benchmarks/fidelity.py [--threads N] [--save latency.json]
+
+Steps are timed as the engine runs them: scheduling, kernels, sampling, commit. The workload that is predicted has other
+lengths, and arrives by a Poisson process, in real time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from octavo import LLM
+from octavo.config import SchedulerConfig
+from octavo.engine.core import EngineCore
+from octavo.planner.arrivals import Arrivals, Lengths
+from octavo.planner.latency_model import LinearLatency, StepLoad, fit, load_of
+from octavo.planner.replica import Record, SimConfig
+from octavo.planner.report import latency, percentiles, table, tpot, ttft
+from octavo.planner.simulate import simulate
+from octavo.planner.workload import Run, SimRequest, Workload
+from octavo.request import SamplingParams
+from octavo.scheduler.step import StepPlan, StepResult
+
+BUDGET, BLOCK_SIZE, NUM_BLOCKS, LONGEST = 256, 16, 2048, 2048
+
+
+class Watch:
+    """Stands before a runner and keeps what each step computed."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.loads: list[StepLoad] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.loads.append(load_of(plan))
+        return self.runner.execute(plan)  # type: ignore[no-any-return]
+
+
+def drawn(seed: int, count: int, prompt: Lengths, output: Lengths, arrivals: Arrivals, vocab_size: int) -> list[SimRequest]:
+    """Requests with random tokens, so that no prompt begins like another."""
+    chance = random.Random(seed)
+    requests = Workload("fidelity", "", arrivals, prompt, output, max_model_len=LONGEST).requests(count, seed)
+    return [replace(r, prompt=tuple(Run(chance.randrange(vocab_size), 1) for _ in range(r.prompt_len))) for r in requests]
+
+
+def play(core: EngineCore, watch: Watch, requests: list[SimRequest]) -> tuple[list[StepLoad], list[float], list[Record], float]:
+    """Run requests in real time. Returns each step's load and seconds, what became of the requests, and the time of all."""
+    watch.loads.clear()
+    times: list[float] = []
+    records, live, coming = [], {}, sorted(requests, key=lambda r: r.arrival)
+    start = time.monotonic()
+    while coming or live:
+        now = time.monotonic() - start
+        while coming and coming[0].arrival <= now:
+            request = coming.pop(0)
+            params = SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=True)
+            live[core.add_request(request.token_ids(), params)] = request
+        if not live:
+            time.sleep(max(0.0, coming[0].arrival - (time.monotonic() - start)))
+            continue
+        begin = time.perf_counter()
+        updates = core.step()
+        times.append(time.perf_counter() - begin)
+        for update in updates:
+            if update.finish_reason is not None and update.metrics is not None:
+                request = live.pop(update.request_id)
+                arrival = update.metrics.arrival_time
+                records.append(Record(request, 0, arrival, update.metrics, request.output_len, "length"))
+    return list(watch.loads), times, records, time.monotonic() - start
+
+
+def figures(records: list[Record], seconds: float) -> dict[str, float]:
+    found = {"output tokens/s": sum(r.num_output for r in records) / seconds}
+    for name, figure in (("TTFT", ttft), ("TPOT", tpot), ("end to end", latency)):
+        values = percentiles(x for x in map(figure, records) if x is not None)
+        found |= {f"{name} {p} (ms)": values[p] * 1e3 for p in ("p50", "p90")}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--save", type=Path, default=None)
+    args = parser.parse_args()
+    llm = LLM("smollm2-135m", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=LONGEST, max_num_seqs=32,
+              max_num_batched_tokens=BUDGET, threads=args.threads)  # fmt: skip
+    core = llm.engine.core
+    watch = Watch(core._runner)
+    core._runner = watch
+    vocab = llm.vocab_size
+    at_once, uneven = Arrivals("at_once"), Arrivals("poisson", 3.0)
+    play(core, watch, drawn(0, 4, Lengths("fixed", 64), Lengths("fixed", 8), at_once, vocab))  # warm
+    known = [
+        drawn(1, 24, Lengths("lognormal", 150, 1.0, high=900), Lengths("lognormal", 30, 0.8, high=100), at_once, vocab),
+        drawn(2, 12, Lengths("lognormal", 300, 0.7, high=900), Lengths("lognormal", 25, 0.8, high=80), uneven, vocab),
+    ]
+    loads, times = [], []
+    for requests in known:
+        some, their, _, _ = play(core, watch, requests)
+        loads, times = loads + some, times + their
+    model = fit(loads, times)
+    asked = drawn(3, args.requests, Lengths("lognormal", 200, 0.8, high=1000), Lengths("lognormal", 40, 0.7, high=120), uneven, vocab)
+    measured_loads, measured_times, records, seconds = play(core, watch, asked)
+    report(model, asked, figures(records, seconds), loads, times, measured_loads, measured_times)
+    if args.save is not None:
+        args.save.write_text(json.dumps(model.as_dict(), indent=1))
+
+
+def report(
+    model: LinearLatency, asked: list[SimRequest], measured: dict[str, float], loads: list[StepLoad], times: list[float],
+    other_loads: list[StepLoad], other_times: list[float],
+) -> None:  # fmt: skip
+    config = SimConfig(NUM_BLOCKS * BLOCK_SIZE, "paged", BLOCK_SIZE, SchedulerConfig(32, BUDGET), LONGEST, accounting="none")
+    result = simulate(asked, config, model)
+    predicted = figures(result.records, result.seconds + min(r.arrival for r in asked))
+    print("coefficients, microseconds:", {name: round(value * 1e6, 4) for name, value in model.as_dict().items()})
+    for name, some, their in (("fitted", loads, times), ("predicted", other_loads, other_times)):
+        errors = percentiles(abs(model.seconds(load) / seconds - 1) for load, seconds in zip(some, their, strict=True))
+        total = sum(map(model.seconds, some)) / sum(their)
+        print(f"steps {name}: {len(some)}, relative error p50 {errors['p50']:.1%}, p90 {errors['p90']:.1%}; sum {total - 1:+.1%}")
+    print(table(["figure", "measured", "predicted", "error"],
+                [[k, measured[k], predicted[k], f"{predicted[k] / measured[k] - 1:+.1%}"] for k in measured]))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
