@@ -33,8 +33,19 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"models", "kernels", "errors"},
     "runner": {"runner", "models", "kernels", "scheduler.step", "request", "config", "errors"},
     "text": {"text", "errors"},
-    "planner": {"planner", "engine.core", "engine.events", "engine.memory", "scheduler", "blocks", "models.spec", "models.architectures",
-                "request", "config", "errors"},
+    "planner": {
+        "planner",
+        "engine.core",
+        "engine.events",
+        "engine.memory",
+        "scheduler",
+        "blocks",
+        "models.spec",
+        "models.architectures",
+        "request",
+        "config",
+        "errors",
+    },
     "llm": {"engine", "text", "request", "config", "errors"},
 }
 NO_ARRAYS = ("errors", "config", "request", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",
@@ -91,7 +102,16 @@ def loaded_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["octavo", "octavo.engine.core", "octavo.scheduler.scheduler", "octavo.models.architectures", "octavo.cli", "octavo.planner.plan_report", "octavo.planner.studies"]
+    "module",
+    [
+        "octavo",
+        "octavo.engine.core",
+        "octavo.scheduler.scheduler",
+        "octavo.models.architectures",
+        "octavo.cli",
+        "octavo.planner.plan_report",
+        "octavo.planner.studies",
+    ],
 )
 def test_light_modules_load_no_arrays(module: str) -> None:
     assert not {name.split(".")[0] for name in loaded_after(f"import {module}")} & (ARRAYS | {"tokenizers", "jinja2"})

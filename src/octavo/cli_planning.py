@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from octavo.planner.workload import SimRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Memory = Annotated[str | None, typer.Option(help="Bytes of a device or machine, such as 24GiB. Default: --gpu's, or what is available here.")]
+Memory = Annotated[
+    str | None, typer.Option(help="Bytes of a device or machine, such as 24GiB. Default: --gpu's, or what is available here.")
+]
 Gpu = Annotated[str | None, typer.Option(help="A device by name, such as H100: its memory, and its published speed.")]
 Trace = Annotated[Path | None, typer.Option(help="CSV or JSON lines with arrivals, prompt and output tokens.")]
 Dtype = Annotated[str, typer.Option(help="Of the weights: bfloat16, float32, fp8 or int8.")]
@@ -42,7 +44,9 @@ def plan(
     output_len: Annotated[int, typer.Option(help="Typical output.")] = 339,
     trace: Trace = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second to serve: how many replicas? Needs --gpu.")] = None,
-    tensor_parallel: Annotated[int | None, typer.Option(help="Devices that share the model. Default: with --gpu as few as will do, else 1.")] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(help="Devices that share the model. Default: with --gpu as few as will do, else 1.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What fits: blocks, tokens and requests at once, before anything is loaded.
@@ -81,7 +85,9 @@ def plan(
 
 
 def simulate(
-    workload: Annotated[str, typer.Argument(help="chat, code, rag, agent, document, enterprise or classify; ignored with --trace.")] = "chat",
+    workload: Annotated[
+        str, typer.Argument(help="chat, code, rag, agent, document, enterprise or classify; ignored with --trace.")
+    ] = "chat",
     trace: Trace = None,
     paper: Annotated[bool, typer.Option("--paper", help="The memory study of the PagedAttention paper, beside its figures.")] = False,
     num_requests: Annotated[int, typer.Option(help="Requests to draw, or to take from the trace.")] = 500,
@@ -91,7 +97,9 @@ def simulate(
     gpu: Annotated[str, typer.Option(help="A device by name: its memory and published speed.")] = "A100-40GB",
     memory: Memory = None,
     kv_memory: Annotated[str | None, typer.Option(help="Bytes for keys and values, instead of what the device has left.")] = None,
-    latency: Annotated[Path | None, typer.Option(help="JSON with the coefficients of a fitted latency model, instead of the device's.")] = None,
+    latency: Annotated[
+        Path | None, typer.Option(help="JSON with the coefficients of a fitted latency model, instead of the device's.")
+    ] = None,
     scheme: Annotated[str, typer.Option(help="Comma-separated: paged, maximum, power_of_two, oracle, growing, static; or all.")] = "paged",
     block_size: Annotated[str, typer.Option(help="Tokens per block; several, comma-separated, or sweep for 1 to 256.")] = "16",
     placement: Annotated[str, typer.Option(help="Of contiguous regions: first_fit or buddy.")] = "first_fit",

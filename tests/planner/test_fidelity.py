@@ -44,7 +44,9 @@ def workload(vocab_size: int) -> list[SimRequest]:
     heads = [[chance.randrange(vocab_size) for _ in range(length)] for length in (40, 23)]
     requests = []
     for number in range(14):
-        tokens = (heads[number % 3] if number % 3 < 2 else []) + [number] + [chance.randrange(vocab_size) for _ in range(chance.randint(1, 50))]
+        tokens = (
+            (heads[number % 3] if number % 3 < 2 else []) + [number] + [chance.randrange(vocab_size) for _ in range(chance.randint(1, 50))]
+        )
         requests.append(SimRequest(number, 0.0, tuple(Run(token, 1) for token in tokens), chance.randint(1, 30)))
     return requests
 

@@ -17,7 +17,9 @@ def plan_of(rows: list[tuple[int, int, int]]) -> StepPlan:
     """rows: (computed before, scheduled, sampled)."""
     computed, scheduled, sampled = (array("i", column) for column in zip(*rows, strict=True))
     zeros = array("i", [0] * len(rows))
-    return StepPlan(0, (), (), array("q", range(len(rows))), computed, scheduled, array("i", [1]) * sum(scheduled), zeros, array("i"), sampled)
+    return StepPlan(
+        0, (), (), array("q", range(len(rows))), computed, scheduled, array("i", [1]) * sum(scheduled), zeros, array("i"), sampled
+    )
 
 
 @pytest.mark.parametrize("rows", [[(5, 1, 1), (9, 1, 1)], [(0, 7, 0), (3, 1, 1), (16, 4, 1)]])

@@ -87,7 +87,10 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert any("8 such devices" in line for line in plan.advice)
     need = next(line for line in plan.advice if line.startswith("a device with"))
     enough = int(float(need.split()[3]) * 1.001 * GIB)
-    assert plan_memory(KNOWN_MODELS["llama-3.1-70b"], enough, CacheConfig(), SchedulerConfig(max_model_len=4096), tensor_parallel=1).advice == []
+    assert (
+        plan_memory(KNOWN_MODELS["llama-3.1-70b"], enough, CacheConfig(), SchedulerConfig(max_model_len=4096), tensor_parallel=1).advice
+        == []
+    )
 
 
 def test_a_shorter_request_is_advised_where_that_fits() -> None:
@@ -97,7 +100,9 @@ def test_a_shorter_request_is_advised_where_that_fits() -> None:
 
 def test_tensor_parallelism_is_as_little_as_will_do() -> None:
     big = KNOWN_MODELS["llama-3.1-70b"]
-    degrees = {gib: plan_memory(big, gib * GIB, CacheConfig(), SchedulerConfig(max_model_len=4096)).tensor_parallel for gib in (24, 40, 80, 192)}
+    degrees = {
+        gib: plan_memory(big, gib * GIB, CacheConfig(), SchedulerConfig(max_model_len=4096)).tensor_parallel for gib in (24, 40, 80, 192)
+    }
     assert degrees == {24: 8, 40: 4, 80: 2, 192: 1}
 
 

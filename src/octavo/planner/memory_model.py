@@ -212,7 +212,9 @@ def _tensor_parallel(model: PlannedModel, memory: int, weights: int, workspace: 
 def _advice(model: PlannedModel, memory: int, weights: int, workspace: int, kv_dtype: str, longest: int) -> list[str]:
     request, token = kv_bytes_of_request(model, longest, kv_dtype), model.kv_bytes_per_token(kv_dtype)
     need = int((weights + workspace + request) / SPARE) + 1
-    found = [f"a device with {format_bytes(need)}: weights {format_bytes(weights)}, one request of {longest:,} tokens {format_bytes(request)}"]
+    found = [
+        f"a device with {format_bytes(need)}: weights {format_bytes(weights)}, one request of {longest:,} tokens {format_bytes(request)}"
+    ]
     tokens = (int(memory * SPARE) - weights - workspace) // token
     if tokens >= 256:
         found.append(f"max_model_len={tokens // 256 * 256}, at most {tokens:,} tokens for one request")

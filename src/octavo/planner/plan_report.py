@@ -71,7 +71,9 @@ def _tokens(model: PlannedModel, plan: MemoryPlan) -> str:
         kv = next(iter(plan.bytes_per_token))
         full, kept = (kv_bytes_of_request(model, plan.max_model_len, kv, windows) for windows in (False, True))
         groups = ", ".join(f"{count} layers see {window:,} tokens" for count, window in windowed)
-        lines.append(f"  {groups}: one request of {plan.max_model_len:,} needs {format_bytes(kept)} of the {format_bytes(full)} that one pool keeps")
+        lines.append(
+            f"  {groups}: one request of {plan.max_model_len:,} needs {format_bytes(kept)} of the {format_bytes(full)} that one pool keeps"
+        )
     return "\n".join(lines)
 
 
@@ -79,7 +81,9 @@ def _fits(plan: MemoryPlan, lengths: Sequence[Lengths]) -> str:
     if not plan.fits:
         return "No block fits."
     which = f"the trace's {len(lengths):,} requests" if len(lengths) > 1 else f"{lengths[0].prompt} + {lengths[0].output} tokens"
-    rows = [[f.kv_dtype, f.block_size, f.num_blocks, f.num_tokens, f.at_maximum, f.at_typical, f.on_average, f.table_entries] for f in plan.fits]
+    rows = [
+        [f.kv_dtype, f.block_size, f.num_blocks, f.num_tokens, f.at_maximum, f.at_typical, f.on_average, f.table_entries] for f in plan.fits
+    ]
     header = ["KV dtype", "block", "blocks", "tokens", f"at {plan.max_model_len:,}", "typical, at end", "typical, running", "table entries"]
     return f"Requests at once; typical: {which}\n" + table(header, rows)
 

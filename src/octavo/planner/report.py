@@ -81,7 +81,12 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -
 
 def _counts(records: Sequence[Record]) -> dict[str, int]:
     reasons = [record.reason for record in records]
-    return {"all": len(records), "completed": reasons.count("length"), "given_up": reasons.count("abort"), "refused": reasons.count("refused")}
+    return {
+        "all": len(records),
+        "completed": reasons.count("length"),
+        "given_up": reasons.count("abort"),
+        "refused": reasons.count("refused"),
+    }
 
 
 def _kept(record: Record, max_ttft: float, max_tpot: float) -> bool:
@@ -198,7 +203,22 @@ def _text(cell: object) -> str:
 def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """Runs side by side: speed in one table, memory in the other."""
     speed = table(
-        ["run", "req/s", "out tok/s", "goodput", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "end p50", "p99", "batch", "preempt", "hit rate"],
+        [
+            "run",
+            "req/s",
+            "out tok/s",
+            "goodput",
+            "TTFT p50",
+            "p90",
+            "p99",
+            "TPOT p50",
+            "p90",
+            "end p50",
+            "p99",
+            "batch",
+            "preempt",
+            "hit rate",
+        ],
         [_speed_row(name, s) for name, s in summaries.items()],
     )
     memory = table(
