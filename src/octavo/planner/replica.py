@@ -13,12 +13,12 @@ from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.events import EventLog
 from octavo.errors import ConfigError, InvalidRequestError
-from octavo.planner.accounting import UsageMean, usage
+from octavo.planner.accounting import Usage, UsageMean, usage
 from octavo.planner.allocators import SCHEMES, ContiguousManager, Placement, StaticManager
 from octavo.planner.latency_model import LatencyModel, load_of
+from octavo.planner.leap import Leap, LeapingScheduler, LeapUsage
 from octavo.planner.workload import VOCAB_SIZE, SimRequest, output_token
 from octavo.request import RequestLimits, RequestMetrics, SamplingParams
-from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult
 
 
@@ -49,6 +49,8 @@ class SimConfig:
     """Where contiguous regions go: first_fit, or buddy (sizes rounded up to powers of two, at their multiples)."""
     accounting: Literal["every_step", "none"] = "every_step"
     """Whether slots are counted by kind at every step, which takes time."""
+    leaps: bool = True
+    """Whether steps in which nothing is decided are advanced together (``leap``); the result is the same."""
 
     def manager(self, final_tokens: dict[int, int]) -> BlockManager:
         """Its blocks. Raises ConfigError where one request of max_model_len can never be placed."""
@@ -77,9 +79,14 @@ class SimRunner:
         self.pressed = UsageMean()
         """Steps in which requests wait, alone: what a saturated engine's memory holds."""
         self.last: StepPlan | None = None
+        """The step executed last, and ..."""
+        self.slots: Usage | None = None
+        """... the slots by kind then."""
         self.num_table_entries = 0
         self.num_rows = 0
         self.num_steps = 0
+        self.num_leapt_steps = 0
+        self.num_leapt_tokens = 0
         self._clock, self._latency, self._blocks, self._accounting = clock, latency, blocks, accounting
         self._contiguous = blocks if isinstance(blocks, ContiguousManager) else None
 
@@ -95,19 +102,42 @@ class SimRunner:
             self._count(plan, now, seconds)
         self._clock.now = now + seconds
         self.num_steps += 1
+        self.last = plan
         outputs = self.outputs
         if len(plan.request_ids) == sum(plan.sampled):
             return StepResult(array("i", [outputs[request_id] for request_id in plan.request_ids]))
         return StepResult(array("i", [outputs[i] for i, sampled in zip(plan.request_ids, plan.sampled, strict=True) if sampled]))
 
     def _count(self, plan: StepPlan, now: float, seconds: float) -> None:
-        slots = usage(self._blocks, self.final_tokens)
-        self.all.add(now, seconds, plan.num_requests, slots)
-        if self.num_waiting():
-            self.pressed.add(now, seconds, plan.num_requests, slots)
-        if self._contiguous is None:
-            self.num_table_entries += sum(map(self._blocks.num_held, plan.request_ids))
-            self.num_rows += plan.num_requests
+        entries = sum(map(self._blocks.num_held, plan.request_ids)) if self._contiguous is None else 0
+        self.slots = usage(self._blocks, self.final_tokens)
+        self._add(now, seconds, plan.num_requests, self.slots, entries, self.num_waiting() > 0)
+
+    def _add(self, now: float, seconds: float, rows: int, slots: Usage, entries: int, waiting: bool) -> None:
+        self.all.add(now, seconds, rows, slots)
+        if waiting:
+            self.pressed.add(now, seconds, rows, slots)
+        self.num_table_entries += entries
+        self.num_rows += rows
+
+    def leap(self, leap: Leap, scheduler: LeapingScheduler) -> None:
+        """Let the time of several steps pass, in which nothing is decided."""
+        rows = scheduler.num_running
+        counted = LeapUsage(scheduler, self.slots, self.final_tokens) if self.slots is not None else None
+        step = 0
+
+        def after_step(grown: list[int]) -> None:
+            nonlocal step
+            if counted is not None:
+                slots = self.slots = counted.next(grown)
+                self._add(leap.begins[step], leap.seconds[step], rows, slots, counted.entries, leap.waiting)
+            step += 1
+
+        scheduler.advance(leap.num_steps, self.outputs, after_step)
+        self._clock.now = leap.end
+        self.num_steps += leap.num_steps
+        self.num_leapt_steps += leap.num_steps
+        self.num_leapt_tokens += leap.num_steps * rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +172,7 @@ class Replica:
         """Whether a step is running, by the virtual clock."""
         finals: dict[int, int] = {}
         self.blocks = config.manager(finals)
-        self.scheduler = Scheduler(config.scheduler, config.max_model_len, self.blocks)
+        self.scheduler = LeapingScheduler(config.scheduler, config.max_model_len, self.blocks)
         self.runner = SimRunner(self.clock, latency, self.blocks, config.accounting == "every_step")
         self.runner.final_tokens = finals
         self.runner.num_waiting = lambda: self.scheduler.num_waiting
@@ -153,9 +183,14 @@ class Replica:
         if isinstance(self.blocks, StaticManager):
             self.blocks.on_batch_end = self._batch_ended
         self._batch_over: list[int] = []
+        self._latency = latency
+        self._leaps = config.leaps and config.scheme == "paged"
+        self._quiet = False
+        self._leap: Leap | None = None
 
     def submit(self, request: SimRequest, now: float) -> Record | None:
         """Queue a request; its record at once if it is refused."""
+        self._quiet = False
         later, self.clock.now = self.clock.now, now
         try:
             engine_id = self.core.add_request(request.token_ids(), _params(request.output_len))
@@ -174,16 +209,46 @@ class Replica:
         engine_id = self._ids.get(request_id)
         if engine_id is None:
             return []
+        self._quiet = False
         self.clock.now = now
         return self._records(self.core.abort(engine_id))
 
     def step(self, now: float) -> list[Record]:
         """Run one step from ``now`` to ``clock.now``. Returns the records of requests that end with it."""
         self.clock.now = now
+        self.runner.last = None
         updates = self.core.step()
-        if not updates and self.clock.now == now and self.core.has_work:
-            raise AssertionError("the simulated engine has work and does nothing")
-        return self._records(updates)
+        plan = self.runner.last
+        assert plan is not None or not self.core.has_work, "the simulated engine has work and does nothing"
+        ended = self._records(updates)
+        self._quiet = self._leaps and plan is not None and not ended and self.scheduler.is_quiet(plan)
+        return ended
+
+    def begin_leap(self, now: float) -> float | None:
+        """Begin several steps at once, if nothing will be decided in them. Returns when they end; ``cut_leap`` may shorten that."""
+        if not self._quiet:
+            return None
+        self._quiet = False
+        num_steps = self.scheduler.num_alike()
+        if num_steps < 2:
+            return None
+        self._leap = Leap(now, num_steps, self.scheduler, self._latency)
+        return self._leap.end
+
+    def cut_leap(self, now: float) -> float | None:
+        """Somebody comes or goes at ``now``: begin no more steps. Returns when the one that runs ends, or None if it is no leap."""
+        if self._leap is None:
+            return None
+        self._leap.cut(now)
+        return self._leap.end
+
+    def end_leap(self) -> None:
+        """Take the steps of the leap, if there is one."""
+        leap, self._leap = self._leap, None
+        if leap is not None:
+            for engine_id, _ in self.scheduler.running():
+                self.num_outputs[engine_id] += leap.num_steps
+            self.runner.leap(leap, self.scheduler)
 
     def _records(self, updates: list[RequestUpdate]) -> list[Record]:
         ended: list[Record] = []

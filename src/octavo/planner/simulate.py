@@ -54,6 +54,8 @@ class Fleet:
         self._events: list[tuple[float, int, int, Any]] = []
         self._num_events = 0
         self._ending: dict[int, list[Record]] = {}
+        self._ends: dict[int, float] = {}
+        """When the step or leap that runs now ends, by replica."""
         self._where: dict[int, Replica] = {}
         self._followers: dict[int, list[SimRequest]] = {}
 
@@ -89,6 +91,7 @@ class Fleet:
         if request.cancel_after is not None:
             self._where[request.id] = replica
             self._push(now + request.cancel_after, GIVES_UP, request)
+        self._cut(replica, now)
         self._wake(replica, now)
 
     def _wake(self, replica: Replica, now: float) -> None:
@@ -100,10 +103,27 @@ class Fleet:
         if not replica.core.has_work:
             replica.busy = False
             return
-        self._ending[replica.index] = replica.step(now)
-        self._push(replica.clock.now, STEP_ENDS, replica)
+        end = replica.begin_leap(now)
+        if end is None:
+            self._ending[replica.index] = replica.step(now)
+            end = replica.clock.now
+        else:
+            self._ending[replica.index] = []
+        self._ends[replica.index] = end
+        self._push(end, STEP_ENDS, replica)
+
+    def _cut(self, replica: Replica, now: float) -> None:
+        """Let a leap end with the step that runs now."""
+        end = replica.cut_leap(now)
+        if end is not None and end < self._ends[replica.index]:
+            self._ends[replica.index] = end
+            self._push(end, STEP_ENDS, replica)
 
     def _step_ends(self, now: float, replica: Replica) -> None:
+        if self._ends.get(replica.index) != now:
+            return  # a leap that was cut short has ended before
+        del self._ends[replica.index]
+        replica.end_leap()
         self._take(self._ending.pop(replica.index), now)
         replica.busy = False
         if replica.core.has_work:
@@ -113,7 +133,8 @@ class Fleet:
         """As in the engine, between two steps: one that runs now is not cut short."""
         replica = self._where[request.id]
         if replica.index in self._ending:
-            self._push(replica.clock.now, GIVES_UP, request)
+            self._cut(replica, now)
+            self._push(self._ends[replica.index], GIVES_UP, request)
             return
         del self._where[request.id]
         self._take(replica.cancel(request.id, now), now)
