@@ -1,9 +1,11 @@
 """The simulator against the engine: fit a latency model to measured steps, then predict another workload and measure it.
 
-    python benchmarks/fidelity.py [--threads N] [--save latency.json]
+    python benchmarks/fidelity.py [--threads N] [--cpu-time] [--save latency.json]
 
 Steps are timed as the engine runs them: scheduling, kernels, sampling, commit. The workload that is predicted has other
-lengths, and arrives by a Poisson process, in real time.
+lengths, and arrives by a Poisson process. It is measured between two halves of what is fitted to, so that a machine that gets slower
+or faster meanwhile misleads less. Where others use the machine too, --cpu-time lets the engine's clock run on this process's CPU time, of one
+thread, and skips what it would have slept.
 """
 
 from __future__ import annotations
@@ -31,6 +33,24 @@ from octavo.scheduler.step import StepPlan, StepResult
 BUDGET, BLOCK_SIZE, NUM_BLOCKS, LONGEST = 256, 16, 2048, 2048
 
 
+class Clock:
+    """Seconds of the wall, or of this process's CPU."""
+
+    def __init__(self, cpu_time: bool) -> None:
+        self.read = time.process_time if cpu_time else time.perf_counter
+        self.cpu_time = cpu_time
+        self.skipped = 0.0
+
+    def __call__(self) -> float:
+        return self.read() + self.skipped
+
+    def wait(self, seconds: float) -> None:
+        if self.cpu_time:
+            self.skipped += max(0.0, seconds)
+        else:
+            time.sleep(max(0.0, seconds))
+
+
 class Watch:
     """Stands before a runner and keeps what each step computed."""
 
@@ -50,30 +70,30 @@ def drawn(seed: int, count: int, prompt: Lengths, output: Lengths, arrivals: Arr
     return [replace(r, prompt=tuple(Run(chance.randrange(vocab_size), 1) for _ in range(r.prompt_len))) for r in requests]
 
 
-def play(core: EngineCore, watch: Watch, requests: list[SimRequest]) -> tuple[list[StepLoad], list[float], list[Record], float]:
+def play(core: EngineCore, watch: Watch, clock: Clock, requests: list[SimRequest]) -> tuple[list[StepLoad], list[float], list[Record], float]:
     """Run requests in real time. Returns each step's load and seconds, what became of the requests, and the time of all."""
     watch.loads.clear()
     times: list[float] = []
     records, live, coming = [], {}, sorted(requests, key=lambda r: r.arrival)
-    start = time.monotonic()
+    start = clock()
     while coming or live:
-        now = time.monotonic() - start
+        now = clock() - start
         while coming and coming[0].arrival <= now:
             request = coming.pop(0)
             params = SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=True)
             live[core.add_request(request.token_ids(), params)] = request
         if not live:
-            time.sleep(max(0.0, coming[0].arrival - (time.monotonic() - start)))
+            clock.wait(coming[0].arrival - now)
             continue
-        begin = time.perf_counter()
+        begin = clock()
         updates = core.step()
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
         for update in updates:
             if update.finish_reason is not None and update.metrics is not None:
                 request = live.pop(update.request_id)
                 arrival = update.metrics.arrival_time
                 records.append(Record(request, 0, arrival, update.metrics, request.output_len, "length"))
-    return list(watch.loads), times, records, time.monotonic() - start
+    return list(watch.loads), times, records, clock() - start
 
 
 def figures(records: list[Record], seconds: float) -> dict[str, float]:
@@ -87,28 +107,33 @@ def figures(records: list[Record], seconds: float) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--save", type=Path, default=None)
     args = parser.parse_args()
     llm = LLM("smollm2-135m", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=LONGEST, max_num_seqs=32,
-              max_num_batched_tokens=BUDGET, threads=args.threads)  # fmt: skip
-    core = llm.engine.core
+              max_num_batched_tokens=BUDGET, threads=1 if args.cpu_time else args.threads)  # fmt: skip
+    core, clock = llm.engine.core, Clock(args.cpu_time)
+    core._clock = clock
     watch = Watch(core._runner)
     core._runner = watch
     vocab = llm.vocab_size
-    at_once, uneven = Arrivals("at_once"), Arrivals("poisson", 3.0)
-    play(core, watch, drawn(0, 4, Lengths("fixed", 64), Lengths("fixed", 8), at_once, vocab))  # warm
+    at_once, uneven = Arrivals("at_once"), Arrivals("poisson", 1.5)
+    play(core, watch, clock, drawn(0, 4, Lengths("fixed", 64), Lengths("fixed", 8), at_once, vocab))  # warm
+    short, long = Lengths("lognormal", 150, 1.0, high=900), Lengths("lognormal", 300, 0.7, high=900)
     known = [
-        drawn(1, 24, Lengths("lognormal", 150, 1.0, high=900), Lengths("lognormal", 30, 0.8, high=100), at_once, vocab),
-        drawn(2, 12, Lengths("lognormal", 300, 0.7, high=900), Lengths("lognormal", 25, 0.8, high=80), uneven, vocab),
+        drawn(seed, count, prompt, Lengths("lognormal", 30, 0.8, high=100), arrivals, vocab)
+        for seed, (count, prompt, arrivals) in enumerate([(12, short, at_once), (8, long, uneven)] * 2, 1)
     ]
+    asked = drawn(9, args.requests, Lengths("lognormal", 200, 0.8, high=1000), Lengths("lognormal", 40, 0.7, high=120), uneven, vocab)
     loads, times = [], []
-    for requests in known:
-        some, their, _, _ = play(core, watch, requests)
-        loads, times = loads + some, times + their
+    for requests in (*known[:2], asked, *known[2:]):
+        some, their, ended, took = play(core, watch, clock, requests)
+        if requests is asked:
+            measured_loads, measured_times, records, seconds = some, their, ended, took
+        else:
+            loads, times = loads + some, times + their
     model = fit(loads, times)
-    asked = drawn(3, args.requests, Lengths("lognormal", 200, 0.8, high=1000), Lengths("lognormal", 40, 0.7, high=120), uneven, vocab)
-    measured_loads, measured_times, records, seconds = play(core, watch, asked)
     report(model, asked, figures(records, seconds), loads, times, measured_loads, measured_times)
     if args.save is not None:
         args.save.write_text(json.dumps(model.as_dict(), indent=1))

@@ -57,8 +57,8 @@ class LinearLatency:
 
     per_step: float = 0.0
     per_token: float = 0.0
-    per_small_row: float = 0.0
-    """Of each of the first ``SMALL_ROWS`` tokens, where weights are read faster than rows fill the arithmetic."""
+    per_large_row: float = 0.0
+    """Of each token after the first ``SMALL_ROWS``, on top: before them reading the weights binds, then arithmetic."""
     per_request: float = 0.0
     per_sampled: float = 0.0
     per_context: float = 0.0
@@ -85,26 +85,38 @@ SMALL_ROWS = 8
 def terms(load: StepLoad) -> tuple[float, ...]:
     """What the coefficients of ``LinearLatency`` are multiplied with."""
     return (
-        1.0, load.num_tokens, min(load.num_tokens, SMALL_ROWS), load.num_requests, load.num_sampled,
+        1.0, load.num_tokens, max(0, load.num_tokens - SMALL_ROWS), load.num_requests, load.num_sampled,
         load.num_context, load.num_pairs - load.num_context, load.num_copied,
     )  # fmt: skip
 
 
 def fit(loads: Sequence[StepLoad], seconds: Sequence[float]) -> LinearLatency:
-    """The non-negative coefficients with the least sum of squared relative errors.
+    """The non-negative coefficients that fit best, and give all steps together the time they took.
 
-    Coordinate descent on the normal equations, whose columns are scaled to unit length. Raises ConfigError for no measurements.
+    Least squares, each weighted by one over its time: first the measured one, then three times what was fitted before; so the sum of the
+    residuals vanishes (as in Poisson regression), and noise that is larger in longer steps does not pull. Raises ConfigError for no
+    measurements.
     """
     if not loads or len(loads) != len(seconds) or min(seconds) <= 0:
         raise ConfigError(f"a latency model needs one positive time for each step, not {len(seconds)} times for {len(loads)} steps")
-    rows = [[x / s for x in terms(load)] for load, s in zip(loads, seconds, strict=True)]
-    columns = list(zip(*rows, strict=True))
-    scales = [sum(x * x for x in column) ** 0.5 or 1.0 for column in columns]
-    gram = [[sum(map(float.__mul__, map(float, a), map(float, b))) / (p * q) for b, q in zip(columns, scales, strict=True)]
-            for a, p in zip(columns, scales, strict=True)]  # fmt: skip
-    target = [sum(column) / scale for column, scale in zip(columns, scales, strict=True)]
-    found = _descend(gram, target)
-    return LinearLatency(*(x / scale for x, scale in zip(found, scales, strict=True)))
+    rows, weights = [terms(load) for load in loads], [1 / s for s in seconds]
+    for _ in range(4):
+        model = _weighted(rows, seconds, weights)
+        weights = [1 / max(model.seconds(load), 1e-9) for load in loads]
+    return model
+
+
+def _weighted(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], weights: Sequence[float]) -> LinearLatency:
+    """Normal equations, whose columns are scaled to unit length."""
+    columns = [[float(x) for x in column] for column in zip(*rows, strict=True)]
+    weighed = [[x * w for x, w in zip(column, weights, strict=True)] for column in columns]
+    scales = [sum(map(float.__mul__, a, b)) ** 0.5 or 1.0 for a, b in zip(columns, weighed, strict=True)]
+    gram = [
+        [sum(map(float.__mul__, a, b)) / (p * q) for b, q in zip(columns, scales, strict=True)]
+        for a, p in zip(weighed, scales, strict=True)
+    ]  # fmt: skip
+    target = [sum(map(float.__mul__, column, seconds)) / scale for column, scale in zip(weighed, scales, strict=True)]
+    return LinearLatency(*(x / scale for x, scale in zip(_descend(gram, target), scales, strict=True)))
 
 
 def _descend(gram: list[list[float]], target: list[float], rounds: int = 20_000) -> list[float]:
