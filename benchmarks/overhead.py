@@ -11,7 +11,8 @@ from common import show
 
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
-from octavo.request import RequestLimits, SamplingParams, make_request
+from octavo.limits import RequestLimits, make_request
+from octavo.request import SamplingParams
 from octavo.runner.batch import Batch, RequestRows
 from octavo.runner.sampler import Sampler
 from octavo.scheduler.scheduler import Scheduler

@@ -2,8 +2,11 @@
 //
 //   keys    |chunk 0 = 16 tiles of 32|chunk 1|chunk 2 ..     at absolute positions, wherever their blocks lie
 //   row     state passes through the tiles of a chunk, ascending; then total = merge(total, chunk), ascending
+//
+// Requests that begin with the same blocks are passed over those first, all their rows at once; each then goes on alone.
 #include "attention_plan.h"
 #include "attention_source.h"
+#include "attention_states.h"
 #include "attention_tile.h"
 #include "kernels.h"
 #include "parallel.h"
@@ -12,23 +15,27 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The rows of one unit.
+// The rows of one unit, of one request or of several.
 template <class T>
 struct Rows {
   RowSet<T> set;
   int count;
-  int64_t window;                   // 0: none
-  int32_t positions[kMaxUnitRows];  // ascending
+  int64_t window;  // 0: none
+  int64_t keys_end;  // no row of this unit is passed over keys from here on
+  int32_t lowest, highest;  // of the positions
+  int32_t positions[kMaxUnitRows];
 
-  int64_t first_key(int64_t row) const { return window ? most(0, positions[row] - window + 1) : 0; }
+  int64_t first_key_at(int64_t position) const { return window ? most(0, position - window + 1) : 0; }
+  int64_t first_key() const { return first_key_at(lowest); }
   Range seen(int64_t row, int64_t start) const {
-    return {static_cast<int>(least(most(first_key(row) - start, 0), kTile)), static_cast<int>(most(least(positions[row] + 1 - start, kTile), 0))};
+    return {static_cast<int>(least(most(first_key_at(positions[row]) - start, 0), kTile)),
+            static_cast<int>(most(least(positions[row] + 1 - start, kTile), 0))};
   }
   // Keys of a tile that any row may see.
   Range bounds(int64_t start) const {
-    return {static_cast<int>(most(first_key(0) - start, 0)), static_cast<int>(least(positions[count - 1] + 1 - start, kTile))};
+    return {static_cast<int>(most(first_key() - start, 0)), static_cast<int>(least(keys_end - start, kTile))};
   }
-  bool all_see(int64_t start) const { return positions[0] >= start + kTile - 1 && first_key(count - 1) <= start; }
+  bool all_see(int64_t start) const { return lowest >= start + kTile - 1 && first_key_at(highest) <= start; }
 };
 
 // A tile's first rows fetch the next one for all.
@@ -72,7 +79,7 @@ void attend(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t
   for (int64_t t = begin; t < end; t++) {
     int64_t start = t * kTile;
     if (rows.count <= kScoreRows && source.direct && rows.all_see(start)) {
-      int64_t last = least(end, (rows.positions[0] + 1) / kTile);
+      int64_t last = least(end, (rows.lowest + 1) / kTile);
       with_count<kScoreRows>(rows.count, [&](auto count) __attribute__((always_inline)) {
         attend_run<T, decltype(count)::value>(rows, source, t, last, states);
       });
@@ -92,32 +99,6 @@ void attend(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t
       if (seen[r].full()) attend_some<T, true>(rows, r, n, tiles, nullptr, states);
       else attend_some<T, false>(rows, r, n, tiles, seen + r, states);
     }
-  }
-}
-
-StateLayout layout_of(int64_t head_dim, int64_t rows) {
-  return {state_maxima_floats(rows), state_row_floats(head_dim), state_row_floats(head_dim) - 16};
-}
-
-void clear_states(const StateLayout& layout, int count, float* states) {
-  for (int64_t i = 0; i < layout.rows; i += 16) store(states + i, set1(-__builtin_inff()));
-  for (int64_t i = 0; i < count * layout.size; i += 16) store(states + layout.rows + i, zero());
-}
-
-// total = merge(total, chunk) for each row; a state without keys changes nothing, and is changed into the other.
-void merge_states(const StateLayout& layout, int count, float* totals, const float* chunks) {
-  for (int r = 0; r < count; r++) {
-    float* total = totals + layout.rows + r * layout.size;
-    const float* chunk = chunks + layout.rows + r * layout.size;
-    float before = totals[state_maximum(r)], other = chunks[state_maximum(r)], m = before > other ? before : other;
-    if (other == -__builtin_inff()) continue;
-    totals[state_maximum(r)] = m;
-    if (before == -__builtin_inff()) {
-      for (int64_t i = 0; i < layout.size; i += 16) store(total + i, load(chunk + i));
-      continue;
-    }
-    F16 a = exp(set1(before - m)), b = exp(set1(other - m));
-    for (int64_t i = 0; i < layout.size; i += 16) store(total + i, fmadd(load(chunk + i), b, load(total + i) * a));
   }
 }
 
@@ -192,55 +173,101 @@ struct Scratch {
   static int64_t round_up(uint64_t bytes) { return static_cast<int64_t>((bytes + 63) / 64 * 64); }
 };
 
+// The rows of some row blocks, one after the other.
 template <class T>
-Rows<T> make_rows(const RowPlace& place, const Scratch<T>& scratch, int64_t padded_dim) {
-  const AttentionArgs& a = place.a;
+Rows<T> make_rows(const AttentionArgs& a, const RowBlock* blocks, int num_blocks, int64_t kv_head, const Scratch<T>& scratch, int64_t padded_dim) {
   int64_t dim = a.cache->head_dim;
-  Rows<T> rows{{scratch.q, dim, padded_dim / 16, a.scale, a.softcap, layout_of(dim, place.block.num_rows), scratch.p}, place.block.num_rows, a.window, {}};
-  for (int r = 0; r < rows.count; r++) {
-    rows.positions[r] = a.batch->positions[place.token(r)];
-    T* first_of_group = scratch.q + r / kScoreRows * kScoreRows * dim;
-    place_query(a.q + place.token(r) * a.q_stride + place.column(r), dim, first_of_group + r % kScoreRows * Product<T>::kDepth);
+  Rows<T> rows{{scratch.q, dim, padded_dim / 16, a.scale, a.softcap, {}, scratch.p}, 0, a.window, 0, INT32_MAX, 0, {}};
+  for (int i = 0; i < num_blocks; i++) {
+    RowPlace place{a, blocks[i], kv_head};
+    for (int r = 0; r < blocks[i].num_rows; r++) {
+      int32_t position = rows.positions[rows.count] = a.batch->positions[place.token(r)];
+      if (position < rows.lowest) rows.lowest = position;
+      if (position > rows.highest) rows.highest = position;
+      T* first_of_group = scratch.q + rows.count / kScoreRows * kScoreRows * dim;
+      place_query(a.q + place.token(r) * a.q_stride + place.column(r), dim, first_of_group + rows.count % kScoreRows * Product<T>::kDepth);
+      rows.count++;
+    }
   }
+  rows.set.layout = layout_of(dim, rows.count);
+  rows.keys_end = rows.highest + 1;
   return rows;
 }
 
-// One unit: its chunks, ascending, merged into a total or kept as states for the merge to come.
+// The chunks of a unit, and the first of its tiles: a shared pass has done those before.
+struct Chunks {
+  int64_t begin, end, first_tile;
+};
+
+// Chunks, ascending: merged into the total, or from `first_kept` on each into a state of its own.
+template <class T>
+void run_chunks(const Rows<T>& rows, const Source<T>& source, const Chunks& chunks, int64_t first_kept, float* kept, Progress& at) {
+  const StateLayout& layout = rows.set.layout;
+  int64_t size = state_floats(source.kv->head_dim, rows.count);
+  for (int64_t c = chunks.begin; c < chunks.end; c++) {
+    int64_t begin = most(most(c * (kChunk / kTile), rows.first_key() / kTile), chunks.first_tile);
+    int64_t end = least((c + 1) * (kChunk / kTile), (rows.keys_end + kTile - 1) / kTile);
+    bool single = c >= first_kept;
+    if (!single && !at.inside && begin >= end) continue;
+    float* states = single ? kept + (1 + c - first_kept) * size : at.at_work();
+    if (!at.inside) clear_states(layout, rows.count, states);
+    attend(rows, source, begin, end, states);
+    if (single) continue;
+    if (at.started) merge_states({at.total, layout}, rows.count, {states, layout});
+    at.started = true, at.inside = false;
+  }
+  if (!at.started) clear_states(layout, rows.count, at.total);
+}
+
+template <class T>
+Source<T> source_of(const AttentionArgs& a, int32_t request, int64_t kv_head, const Scratch<T>& scratch, int64_t padded_dim) {
+  return {a.cache, a.batch->block_tables + a.batch->table_rows[request] * a.batch->table_stride, a.layer, kv_head, padded_dim, scratch.tile};
+}
+
+OCTAVO_INLINE float* states_at(const AttentionPlan& plan, int64_t kv_head, int64_t states) { return plan.states + kv_head * plan.states_stride + states; }
+
+OCTAVO_INLINE int64_t padded_dim_of(const AttentionArgs& a) { return (a.cache->head_dim + 15) / 16 * 16; }
+
+// One unit of a request: writes its rows, or keeps states for the merge to come.
 template <class T>
 void run_unit(const AttentionArgs& a, Pool& pool, const AttentionUnit& unit, int64_t kv_head, int thread) {
   const AttentionPlan& plan = *a.plan;
-  int64_t padded_dim = (a.cache->head_dim + 15) / 16 * 16;
-  RowPlace place{a, unit.rows, kv_head};
+  int64_t padded_dim = padded_dim_of(a);
   Scratch<T> scratch(pool, thread, plan, padded_dim);
-  Rows<T> rows = make_rows(place, scratch, padded_dim);
-  const int32_t* table = a.batch->block_tables + a.batch->table_rows[unit.rows.request] * a.batch->table_stride;
-  Source<T> source{a.cache, table, a.layer, kv_head, padded_dim, scratch.tile};
+  Rows<T> rows = make_rows(a, &unit.rows, 1, kv_head, scratch, padded_dim);
+  Source<T> source = source_of(a, unit.rows.request, kv_head, scratch, padded_dim);
+  const SharedRows& shared = plan.shared_rows[unit.rows.request];
+  float* kept = unit.kept.states < 0 ? nullptr : states_at(plan, kv_head, unit.kept.states);
+  bool totals = unit.chunk_begin < unit.kept.first_kept || !kept;  // later units of a divided row block keep single chunks
+  Chunks chunks{unit.chunk_begin, unit.chunk_end, shared.pass < 0 ? 0 : plan.passes[shared.pass].num_tiles};
+  Progress at{kept && totals ? kept : scratch.total, scratch.chunk, false, false};
+  if (totals && shared.pass >= 0) take_over(plan, shared, kv_head, rows.count, at);
+  run_chunks(rows, source, chunks, unit.kept.first_kept, kept, at);
+  if (!kept) write_output({a, unit.rows, kv_head}, at.total);
+}
 
-  const StateLayout& layout = rows.set.layout;
-  float* kept = unit.states < 0 ? nullptr : plan.states + kv_head * plan.states_stride + unit.states;
-  int64_t size = state_floats(a.cache->head_dim, rows.count);
-  bool totals = unit.chunk_begin == 0;  // later units of a divided row block keep single chunks
-  float* total = kept && totals ? kept : scratch.total;
-  bool started = false;
-  for (int64_t c = unit.chunk_begin; c < unit.chunk_end; c++) {
-    int64_t begin = most(c * (kChunk / kTile), rows.first_key(0) / kTile);
-    int64_t end = least((c + 1) * (kChunk / kTile), rows.positions[rows.count - 1] / kTile + 1);
-    float* states = !totals ? kept + (c - unit.chunk_begin) * size : started ? scratch.chunk : total;
-    if (totals && begin >= end) continue;
-    clear_states(layout, rows.count, states);
-    attend(rows, source, begin, end, states);
-    if (totals && started) merge_states(layout, rows.count, total, states);
-    started = true;
-  }
-  if (totals && !started) clear_states(layout, rows.count, total);
-  if (!kept) write_output(place, total);
+// One unit of a shared pass. Its keys are found through the table of any of its requests.
+template <class T>
+void run_shared_unit(const AttentionArgs& a, Pool& pool, const SharedUnit& unit, int64_t kv_head, int thread) {
+  const AttentionPlan& plan = *a.plan;
+  const SharedPass& pass = plan.passes[unit.pass];
+  const RowBlock* pieces = plan.pieces + pass.piece_begin;
+  int64_t padded_dim = padded_dim_of(a);
+  Scratch<T> scratch(pool, thread, plan, padded_dim);
+  Rows<T> rows = make_rows(a, pieces, pass.piece_end - pass.piece_begin, kv_head, scratch, padded_dim);
+  rows.keys_end = int64_t{pass.num_tiles} * kTile;
+  Source<T> source = source_of(a, pieces->request, kv_head, scratch, padded_dim);
+  float* kept = states_at(plan, kv_head, pass.kept.states);
+  bool totals = unit.chunk_begin < pass.kept.first_kept;
+  Progress at{totals ? kept : scratch.total, scratch.chunk, false, false};
+  run_chunks(rows, source, {unit.chunk_begin, unit.chunk_end, 0}, pass.kept.first_kept, kept, at);
 }
 
 void run_merge(const AttentionArgs& a, const AttentionMerge& merge, int64_t kv_head) {
   int64_t dim = a.cache->head_dim, size = state_floats(dim, merge.rows.num_rows);
-  float* total = a.plan->states + kv_head * a.plan->states_stride + merge.states;
-  for (int64_t i = 1; i < merge.num_states; i++)
-    merge_states(layout_of(dim, merge.rows.num_rows), merge.rows.num_rows, total, total + i * size);
+  StateLayout layout = layout_of(dim, merge.rows.num_rows);
+  float* total = states_at(*a.plan, kv_head, merge.states);
+  for (int64_t i = 1; i < merge.num_states; i++) merge_states({total, layout}, merge.rows.num_rows, {total + i * size, layout});
   write_output({a, merge.rows, kv_head}, total);
 }
 
@@ -249,8 +276,13 @@ void run_merge(const AttentionArgs& a, const AttentionMerge& merge, int64_t kv_h
 void paged_attention(const AttentionArgs& a, Pool& pool) {
   const AttentionPlan& plan = *a.plan;
   int64_t heads = a.cache->num_kv_heads;
+  bool is_bf16 = a.cache->dtype == Dtype::bf16;
+  parallel_for(pool, plan.num_shared_units * heads, [&](int64_t unit, int thread) {
+    if (is_bf16) run_shared_unit<uint16_t>(a, pool, plan.shared_units[unit / heads], unit % heads, thread);
+    else run_shared_unit<float>(a, pool, plan.shared_units[unit / heads], unit % heads, thread);
+  });
   parallel_for(pool, plan.num_units * heads, [&](int64_t unit, int thread) {
-    if (a.cache->dtype == Dtype::bf16) run_unit<uint16_t>(a, pool, plan.units[unit / heads], unit % heads, thread);
+    if (is_bf16) run_unit<uint16_t>(a, pool, plan.units[unit / heads], unit % heads, thread);
     else run_unit<float>(a, pool, plan.units[unit / heads], unit % heads, thread);
   });
   if (plan.num_merges)

@@ -6,6 +6,11 @@
 //   rows of a unit    [first chunk ........ ][chunk][chunk][chunk]     a long context, where units are too few for the threads
 //                      unit 0: running total  unit 1   unit 2          chunk states are kept and merged in ascending order
 //
+// Requests that begin with the same blocks are passed over those tiles together, before any other unit runs:
+//
+//   pass      rows of several requests x their common tiles: leaves its complete chunks and the one it ended in, per row
+//   unit      a request's own unit merges those complete chunks, goes on in the chunk that was begun, and then as always
+//
 // Cutting changes who computes a chunk and never what is computed: merge(total, chunk) in ascending order, always.
 #pragma once
 #include <cstdint>
@@ -13,6 +18,8 @@
 #include "kernels.h"
 
 namespace octavo {
+
+class PrefixGroups;
 
 inline constexpr int kMaxUnitRows = 64;
 
@@ -24,6 +31,8 @@ struct AttentionShape {
   int32_t num_kv_heads;
   int32_t head_dim;
   int32_t num_threads;
+  int32_t block_size;
+  bool share_prefix;  // whether keys that requests have in common are read once for all of them
 };
 
 // Rows [row_begin, row_begin + num_rows) of a request's rows; row r is its token r / group and head r % group of the KV head's group.
@@ -33,13 +42,41 @@ struct RowBlock {
   int32_t num_rows;
 };
 
-// A row block over some chunks. `states` is where its states begin in the KV head's workspace; -1: none, it writes the output.
+// A row block's chunks in a KV head's workspace: a total of those below first_kept at `states`, then single chunks.
+struct KeptStates {
+  int64_t states;  // -1: nothing is kept
+  int32_t first_kept;
+};
+
+// A row block over some chunks; where nothing is kept, it writes the output.
 struct AttentionUnit {
   RowBlock rows;
   int32_t chunk_begin;
   int32_t chunk_end;
-  int64_t states;
+  KeptStates kept;
   int64_t cost;
+};
+
+// All rows of some requests, pieces[piece_begin, piece_end), over the first tiles of all their tables.
+struct SharedPass {
+  int32_t piece_begin;
+  int32_t piece_end;
+  int32_t num_rows;
+  int32_t num_tiles;
+  KeptStates kept;  // the chunk that it ends in, where that is not complete, is kept too
+};
+
+struct SharedUnit {
+  int32_t pass;
+  int32_t chunk_begin;
+  int32_t chunk_end;
+  int64_t cost;
+};
+
+// Where a request's rows are in a shared pass.
+struct SharedRows {
+  int32_t pass;  // -1: in none
+  int32_t row_begin;
 };
 
 // The states of one divided row block: a running total, then single chunks.
@@ -55,9 +92,16 @@ struct AttentionPlan {
   int32_t unit_rows;   // rows of a full row block
   int32_t num_units;   // of one KV head; a thread's unit u is units[u / num_kv_heads] of KV head u % num_kv_heads
   int32_t num_merges;  // of one KV head
-  int32_t max_units;
+  int32_t num_passes;
+  int32_t num_shared_units;  // of one KV head; they run before all others
+  int32_t max_units;         // of either kind
   AttentionUnit* units;
   AttentionMerge* merges;
+  SharedPass* passes;
+  SharedUnit* shared_units;
+  RowBlock* pieces;        // the requests of all passes
+  SharedRows* shared_rows;  // of each request
+  PrefixGroups* groups;
   float* states;         // [num_kv_heads][states_stride]
   int64_t states_stride;  // floats of one KV head's workspace, and ...
   int64_t states_used;    // ... how many of them this step needs

@@ -178,7 +178,8 @@ void copy_blocks(Program& p, const KVLayout& cache, Address sources, Address tar
 void paged_attention(Program& p, Address q, int64_t q_stride, const AttentionBatch& batch, const KVLayout& cache, int32_t layer,
                      Address out, int64_t out_stride, bool out_bf16, int32_t num_heads, float scale, int32_t window, float softcap,
                      int32_t max_requests, int32_t max_rows) {
-  AttentionPlan* plan = p.plan_for(batch, {max_requests, max_rows, num_heads, cache.num_kv_heads, cache.head_dim, p.num_threads()});
+  AttentionPlan* plan = p.plan_for(batch, {max_requests, max_rows, num_heads, cache.num_kv_heads, cache.head_dim, p.num_threads(),
+                                           cache.block_size, p.share_prefix()});
   p.record(p.kernels().paged_attention, {at<float>(q), q_stride, &batch, plan, &cache, layer, at<void>(out), out_stride,
                                          dtype_of(out_bf16), num_heads, scale, window, softcap});
 }
@@ -195,7 +196,7 @@ void sample(Program& p, Address logits, int64_t logits_stride, int64_t vocab, Ad
 
 void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program")
-      .def(nb::init<const Kernels&, Pool&>(), "kernels"_a, "pool"_a, nb::keep_alive<1, 3>())
+      .def(nb::init<const Kernels&, Pool&, bool>(), "kernels"_a, "pool"_a, "share_prefix"_a, nb::keep_alive<1, 3>())
       .def("embed", embed)
       .def("linear", linear)
       .def("rms_norm", rms_norm)
@@ -208,6 +209,7 @@ void bind_program(nb::module_& m) {
       .def("sample", sample)
       .def("run", &Program::run, nb::call_guard<nb::gil_scoped_release>())
       .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_shared_rows", &Program::num_shared_rows)
       .def("__len__", &Program::size);
 }
 

@@ -83,7 +83,12 @@ struct Output {
   int64_t width;
 };
 
-#define OCTAVO_UNROLL _Pragma("GCC unroll 16")  // so that accumulators stay in registers
+// So that accumulators stay in registers.
+#if defined(__clang__)
+#define OCTAVO_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 template <int ROWS, int PANELS>
 OCTAVO_INLINE void store_tile(const F16 (&acc)[ROWS][PANELS], const Output& o) {

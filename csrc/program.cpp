@@ -17,6 +17,13 @@ AttentionPlan* Program::plan_for(const AttentionBatch& batch, const AttentionSha
   return entry->second;
 }
 
+int64_t Program::num_shared_rows() const {
+  int64_t rows = 0;
+  for (auto& [batch, plan] : plans_)
+    for (int32_t i = 0; i < plan->num_passes; i++) rows += plan->passes[i].num_rows;
+  return rows;
+}
+
 void Program::run() {
   pool_.begin_step();
   for (const AnyNode& node : nodes_) std::visit([this](const auto& n) { n(pool_); }, node);

@@ -13,7 +13,8 @@ namespace octavo {
 
 class Program {
  public:
-  Program(const Kernels& kernels, Pool& pool) : kernels_(kernels), pool_(pool) {}
+  // share_prefix: attention reads the keys that requests have in common once for all of them.
+  Program(const Kernels& kernels, Pool& pool, bool share_prefix) : kernels_(kernels), pool_(pool), share_prefix_(share_prefix) {}
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -34,6 +35,10 @@ class Program {
   const Kernels& kernels() const { return kernels_; }
   int num_threads() const { return pool_.num_threads(); }
   size_t size() const { return nodes_.size(); }
+  bool share_prefix() const { return share_prefix_; }
+
+  // Rows of attention, per KV head, that went through shared passes in the last run.
+  int64_t num_shared_rows() const;
 
  private:
   template <class Args>
@@ -56,6 +61,7 @@ class Program {
 
   const Kernels& kernels_;
   Pool& pool_;
+  bool share_prefix_;
   std::vector<AnyNode> nodes_;
   std::map<const AttentionBatch*, AttentionPlan*> plans_;
 };

@@ -51,6 +51,20 @@ def test_generate_prints_text_and_reports_bad_prompts() -> None:
 
 
 @MODEL
+def test_generate_several_outputs_and_beams() -> None:
+    done = octavo("generate", "The capital of France is", "--beam-width", "4", "--n", "2", "--max-tokens", "6", "--json", *SMALL)
+    assert done.returncode == 0, done.stderr
+    [entry] = json.loads(done.stdout)
+    best, second = entry["outputs"]
+    assert best["score"] >= second["score"] and best["score"] == entry["score"] and best["text"] == entry["text"]
+    assert best["score"] == pytest.approx(best["cumulative_logprob"] / len(best["token_ids"]))
+    done = octavo("generate", "Once upon a time", "--n", "3", "--temperature", "0.8", "--max-tokens", "4", *SMALL)
+    assert done.returncode == 0 and all(f"[{i}]" in done.stdout for i in range(3)), done.stderr
+    wrong = octavo("generate", "x", "--beam-width", "4", "--temperature", "0.5", *SMALL)
+    assert wrong.returncode == 1 and "beam search does not sample" in wrong.stderr
+
+
+@MODEL
 def test_chat_streams_an_answer() -> None:
     done = octavo("chat", "--temperature", "0", "--max-tokens", "30", *SMALL, text="What is the capital of France?\n/reset\n/exit\n")
     assert done.returncode == 0, done.stderr

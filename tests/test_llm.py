@@ -11,6 +11,7 @@ from octavo import (
     ConfigError,
     ContextLengthError,
     EngineClosedError,
+    EngineError,
     FinishReason,
     InvalidRequestError,
     MemoryConfigError,
@@ -146,6 +147,14 @@ def test_allowed_tokens_and_bias(idle: LLM) -> None:
     assert set(output.outputs[0].token_ids) <= set(allowed)
     [biased] = idle.generate(PROMPTS[3], SamplingParams(temperature=0.0, max_tokens=3, logit_bias={allowed[0]: 100.0}))
     assert set(biased.outputs[0].token_ids) == {allowed[0]}
+
+
+def test_a_request_that_forbids_every_token_fails_alone(idle: LLM) -> None:
+    nothing = SamplingParams(max_tokens=4, forbidden_token_ids=range(idle.vocab_size), n=2)
+    bad, good = idle.generate(PROMPTS[:2], [nothing, GREEDY])
+    assert isinstance(bad.error, EngineError) and "forbids all" in str(bad.error)
+    assert all(o.finish_reason is FinishReason.ERROR and not o.token_ids for o in bad.outputs)
+    assert good.error is None and len(good.outputs[0].token_ids) == 16
 
 
 def test_chat_answers(idle: LLM) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from octavo.cli_planning import register as register_planning
 
 if TYPE_CHECKING:
-    from octavo.engine.outputs import RequestOutput
+    from octavo.engine.outputs import CompletionOutput, RequestOutput
     from octavo.llm import LLM
     from octavo.request import SamplingParams
 
@@ -38,6 +38,11 @@ NumBlocks = Annotated[int | None, typer.Option(help="Number of KV blocks, instea
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output together.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Most requests that run in one step.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(help="Most tokens computed in one step.")]
+PrefixCaching = Annotated[bool, typer.Option(help="Keep computed blocks findable for prompts that begin alike.")]
+ForkMode = Annotated[
+    Literal["copy_on_write", "recompute"],
+    typer.Option(help="How samples share their prompt: as forks, or as requests through the prefix cache."),
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")]
 Seed = Annotated[int, typer.Option(help="Seed of requests that bring none.")]
@@ -85,6 +90,11 @@ def generate(
     repetition_penalty: RepetitionPenalty = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the output; may be given several times.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many best tokens (with --json).")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Outputs for each prompt: samples, or the best beams.")] = 1,
+    best_of: Annotated[int | None, typer.Option(help="Draw this many samples and keep the n most likely ones.")] = None,
+    beam_width: Annotated[int | None, typer.Option(help="Beam search with this many beams; takes --temperature 0.")] = None,
+    length_penalty: Annotated[float, typer.Option(help="A beam's score is its log-probability / its length to this power.")] = 1.0,
+    early_stopping: Annotated[str, typer.Option(help="When a beam search ends: true, false or never.")] = "false",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
     block_size: BlockSize = 16,
@@ -93,6 +103,8 @@ def generate(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    enable_prefix_caching: PrefixCaching = True,
+    fork_mode: ForkMode = "copy_on_write",
     threads: Threads = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -106,11 +118,15 @@ def generate(
 
         octavo generate --chat "Why is the sky blue?" --max-tokens 100
 
+        octavo generate "Once upon a time" --n 4 --temperature 0.8
+
+        octavo generate "The capital of France is" --beam-width 4 --n 2
+
         cat prompts.txt | octavo generate - --json
     """
     texts = _read_prompts(prompts or [], file)
+    params = _params(locals() | {"early_stopping": _early_stopping(early_stopping)})
     llm = _load(locals())
-    params = _params(locals())
     with _Progress(len(texts), quiet=as_json) as progress:
         if chat:
             outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params, errors="return", report=progress.report)
@@ -146,7 +162,7 @@ def chat(
     from octavo.chat import talk
 
     llm = _load(locals() | {"num_blocks": None, "max_num_seqs": 1, "max_num_batched_tokens": 512})
-    talk(llm, _params(locals() | {"stop": None, "logprobs": None}), system)
+    talk(llm, _params(locals() | {"stop": None}), system)
 
 
 @app.command()
@@ -178,6 +194,8 @@ def offline(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
+    enable_prefix_caching: PrefixCaching = True,
+    fork_mode: ForkMode = "copy_on_write",
     threads: Threads = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -211,29 +229,63 @@ def offline(
         print_offline(result, llm.describe())
 
 
+@bench.command()
+def sharing(
+    num_requests: Annotated[int, typer.Option(help="Requests of Alpaca's lengths; of ShareGPT's, a third of them.")] = 24,
+    repeats: Annotated[int, typer.Option(help="Runs of each timing.")] = 3,
+    fork_mode: ForkMode = "copy_on_write",
+    model: Model = "smollm2-135m",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = 16,
+    kv_memory: KVMemory = None,
+    max_model_len: MaxModelLen = 2048,
+    threads: Threads = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Print what sharing blocks saves: memory with samples and beams, time with samples and shared prefixes. Takes minutes.
+
+    [bold]Example[/]
+
+        octavo bench sharing --num-requests 12
+    """
+    from dataclasses import asdict
+
+    from octavo.bench.report import print_savings, print_timings
+    from octavo.bench.sharing import measure_savings, measure_times
+
+    llm = _load(locals() | {"num_blocks": None, "max_num_seqs": 256, "max_num_batched_tokens": 512, "seed": 0})
+    savings = measure_savings(llm, num_requests, lambda line: print(line, file=sys.stderr))
+    timings = measure_times(llm, repeats)
+    if as_json:
+        print(json.dumps({"savings": [asdict(s) for s in savings], "timings": [asdict(t) for t in timings]}, indent=1))
+    else:
+        print_savings(savings, llm.describe())
+        print_timings(timings)
+
+
 def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
-    names = [
-        "dtype",
-        "block_size",
-        "kv_memory",
-        "num_blocks",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "threads",
-        "device",
-        "seed",
-    ]
-    return LLM(options["model"], **{name: options[name] for name in names})
+    names = ["dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+             "enable_prefix_caching", "fork_mode", "threads", "device", "seed"]  # fmt: skip
+    return LLM(options["model"], **{name: options[name] for name in names if name in options})
 
 
 def _params(options: dict[str, Any]) -> SamplingParams:
     from octavo.request import SamplingParams
 
-    names = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logprobs"]
-    return SamplingParams(**{name: options[name] for name in names}, stop=tuple(options["stop"] or ()))
+    names = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logprobs", "n", "best_of", "beam_width",
+             "length_penalty", "early_stopping"]  # fmt: skip
+    return SamplingParams(**{name: options[name] for name in names if name in options}, stop=tuple(options["stop"] or ()))
+
+
+def _early_stopping(text: str) -> Literal["never"] | bool:
+    if text == "never":
+        return "never"
+    if text.lower() not in ("true", "false"):
+        raise typer.BadParameter(f"--early-stopping is true, false or never, not {text!r}")
+    return text.lower() == "true"
 
 
 def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
@@ -284,25 +336,32 @@ def _print_outputs(texts: list[str], outputs: list[RequestOutput], between: str)
         line = Text(text, style="bold")
         if output.error is not None:
             line.append(f" [{output.error}]", style="red")
-        else:
+        elif len(output.outputs) == 1:
             line.append(between + output.outputs[0].text, style="not bold green")
+        else:
+            for completion in output.outputs:
+                score = "" if completion.score is None else f" score {completion.score:.3f}"
+                line.append(f"\n[{completion.index}{score}]", style="not bold dim")
+                line.append(completion.text, style="not bold green")
         console.print(line)
         console.print()
 
 
 def _as_dict(text: str, output: RequestOutput) -> dict[str, Any]:
-    [completion] = output.outputs
-    entry: dict[str, Any] = {
-        "prompt": text,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "num_prompt_tokens": len(output.prompt_token_ids),
-    }
-    if completion.logprobs is not None:
-        entry["cumulative_logprob"] = completion.cumulative_logprob
-        entry["logprobs"] = [{token: value._asdict() for token, value in position.items()} for position in completion.logprobs]
+    """The prompt, all outputs, and the first of them once more at the top."""
+    completions = [_completion(completion) for completion in output.outputs]
+    entry = {"prompt": text, **completions[0], "num_prompt_tokens": len(output.prompt_token_ids), "outputs": completions}
     if output.error is not None:
         entry["error"] = {"message": str(output.error), "code": output.error.code}
+    return entry
+
+
+def _completion(completion: CompletionOutput) -> dict[str, Any]:
+    names = ["text", "token_ids", "finish_reason", "stop_reason"]
+    entry: dict[str, Any] = {name: getattr(completion, name) for name in names}
+    for name in ("score", "cumulative_logprob"):
+        if getattr(completion, name) is not None:
+            entry[name] = getattr(completion, name)
+    if completion.logprobs is not None:
+        entry["logprobs"] = [{token: value._asdict() for token, value in position.items()} for position in completion.logprobs]
     return entry

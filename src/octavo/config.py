@@ -110,6 +110,8 @@ class DeviceConfig:
     """auto (the native CPU kernels, or the NumPy reference where they are not built), cpu or reference."""
     threads: int | None = None
     """CPU threads for the kernels. Default: the physical cores that affinity and cgroup quota allow."""
+    shared_prefix_attention: bool = True
+    """Read keys that requests have in common once for all of them. Changes time alone, never a token."""
 
     def __post_init__(self) -> None:
         _require(self.device in DEVICES, f"device {self.device!r} is not known; choose one of {', '.join(DEVICES)}")

@@ -49,13 +49,14 @@ class LLM(AbstractContextManager["LLM"]):
         fork_mode: Literal["copy_on_write", "recompute"] = "copy_on_write",
         threads: int | None = None,
         device: str = "auto",
+        shared_prefix_attention: bool = True,
         seed: int = 0,
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(model, dtype),
             cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
             scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),
-            device=DeviceConfig(device, threads),
+            device=DeviceConfig(device, threads, shared_prefix_attention),
             seed=seed,
         )
         self.config = config

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
-from tests.models import tiny
 
 from octavo import LLM, FinishReason, InvalidRequestError, RequestOutput, SamplingParams
+from octavo.engine.async_engine import AsyncEngine
 from octavo.kernels.backends import describe
+from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
+from tests.models import tiny
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -62,6 +64,7 @@ def params_of(search: Search, n: int | None = None) -> SamplingParams:
     return SamplingParams(
         n=search.width if n is None else n, temperature=0.0, beam_width=search.width, length_penalty=search.length_penalty,
         early_stopping=search.early_stopping, stop_token_ids=search.stop_ids, ignore_eos=True, max_tokens=search.max_tokens,
+        min_tokens=search.min_tokens,
     )  # fmt: skip
 
 
@@ -111,6 +114,14 @@ def test_groups_are_preempted_and_resumed_as_one(checkpoint: Path, device: str) 
     assert sum(o.metrics.num_preemptions for o in outputs if o.metrics is not None) >= 5
 
 
+def test_no_beam_ends_before_min_tokens(llm: LLM) -> None:
+    prompt = (5, 9, 17, 42, 8)
+    searches = [Search(prompt, 3 + i, 1.0, mode, likely_tokens(prompt, 4), 12, 2 + 3 * i) for i, mode in enumerate((True, False, "never"))]
+    outputs = llm.generate([list(prompt)] * 3, [params_of(s) for s in searches])
+    assert_as_transformers(searches, outputs)
+    assert min(len(o.token_ids) for o in outputs[2].outputs) >= 8
+
+
 def test_n_takes_the_best_of_the_beams(llm: LLM) -> None:
     search = some_searches(4, 5)[4]
     for n in (1, 3):
@@ -134,3 +145,17 @@ def test_log_probabilities_of_each_beam_sum_to_its_own(llm: LLM) -> None:
 def test_streaming_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="beams cannot be streamed"):
         next(llm.stream([5, 6], SamplingParams(temperature=0.0, beam_width=2)))
+
+
+def test_the_async_engine_gives_all_beams_at_the_end(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, beam_width=3, n=2, max_tokens=5)
+    [expected] = llm.generate([5, 6], params)
+
+    async def both() -> RequestOutput:
+        async with AsyncEngine(llm._open.engine) as engine:
+            with pytest.raises(InvalidRequestError, match="beams cannot be streamed"):
+                async for _ in engine.stream([5, 6], params):
+                    pass
+            return await engine.generate([5, 6], params)
+
+    assert asyncio.run(both()).outputs == expected.outputs

@@ -13,7 +13,8 @@ from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore, Runner
 from octavo.engine.events import Admitted, Arrived, Event, EventLog, Finished, FirstToken, Preempted
 from octavo.errors import EngineError, InvalidRequestError
-from octavo.request import FinishReason, RequestLimits, SamplingParams
+from octavo.limits import RequestLimits
+from octavo.request import FinishReason, SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import StepPlan, StepResult
 from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_token

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from octavo.errors import ContextLengthError, InvalidRequestError
-from octavo.request import RequestLimits, SamplingParams, derive_seed, make_request
+from octavo.limits import RequestLimits, derive_seed, make_request
+from octavo.request import SamplingParams
 
 LIMITS = RequestLimits(vocab_size=100, max_model_len=20, num_slots=64, eos_token_ids=frozenset({2}), seed=5)
 
@@ -71,7 +72,7 @@ def test_stop_ids_and_seeds() -> None:
 
 
 def test_splitmix64_is_the_published_one() -> None:
-    from octavo.request import _splitmix64
+    from octavo.limits import _splitmix64
 
     # First outputs of the reference implementation seeded with 1234567.
     state, outputs = 1234567, []

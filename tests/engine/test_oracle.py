@@ -1,7 +1,7 @@
 """The engine's strongest test: whatever the schedule, each request gets the tokens and log-probabilities it gets alone.
 
 Random arrivals, lengths, budgets, block sizes, thread counts and aborts, in a pool so small that requests are preempted; samples that
-fork or are computed apart, prompts that begin alike, under salts, with the prefix cache on or off.
+fork or are computed apart, beams, prompts that begin alike, under salts, with the prefix cache on or off.
 The pool is full of NaN at the start, and a block is filled with NaN again when it is handed out.
 """
 
@@ -18,6 +18,7 @@ from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.engine.build import build_core, build_runner
 from octavo.engine.core import EngineCore
 from octavo.engine.memory import CachePlan
+from octavo.errors import InvalidRequestError
 from octavo.kernels.backends import describe
 from octavo.kernels.ops import Backend
 from octavo.kernels.reference import ReferenceBackend
@@ -25,6 +26,7 @@ from octavo.models.decoder import Decoder
 from octavo.models.decoder_weights import pack_weights
 from octavo.request import SamplingParams
 from octavo.runner.model_runner import ModelRunner
+from octavo.scheduler.step import FinishedBeam
 from tests.helpers.random_model import TINY, random_checkpoint, with_window
 
 MAX_MODEL_LEN = 640
@@ -32,23 +34,23 @@ native_only = pytest.mark.skipif(not describe()["native"], reason="the native mo
 
 
 @cache
-def decoder_for(kind: str, dtype: str, threads: int, window: int) -> tuple[Decoder, Backend]:
+def decoder_for(kind: str, dtype: str, threads: int, window: int, shared_prefix: bool) -> tuple[Decoder, Backend]:
     backend: Backend
     if kind == "reference":
         backend = ReferenceBackend()
     else:
         from octavo.kernels.native import NativeBackend
 
-        backend = NativeBackend(threads=threads, isa=None if kind == "native" else kind)
+        backend = NativeBackend(threads, None if kind == "native" else kind, shared_prefix)
     spec = with_window(TINY, window) if window else TINY
     return Decoder(spec, pack_weights(random_checkpoint(spec), backend, dtype, MAX_MODEL_LEN)), backend
 
 
 def make_core(
-    kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig, caching: bool
+    kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig, caching: bool, shared_prefix: bool
 ) -> EngineCore:
     """An engine whose blocks hold NaN until they are written."""
-    decoder, backend = decoder_for(kind, dtype, threads, window)
+    decoder, backend = decoder_for(kind, dtype, threads, window, shared_prefix)
     cache_config = CacheConfig(cache_plan.block_size, None, cache_plan.num_blocks, enable_prefix_caching=caching)
     config = EngineConfig(cache=cache_config, scheduler=scheduler)
     runner = build_runner(decoder, backend, dtype, cache_plan, config)
@@ -77,6 +79,7 @@ class Sample:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, int, tuple[int, ...], tuple[float, ...]]] = field(default_factory=list)
+    beam: FinishedBeam | None = None
     finished: bool = False
 
 
@@ -90,6 +93,8 @@ class Job:
     abort_at: int | None = None
     abort_sample: int | None = None
     """None aborts all."""
+    refused: bool = False
+    """Its beams can never run together in this engine."""
     prompt_logprobs: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,6 +115,9 @@ def random_job(chance: random.Random, longest: int) -> Job:
     prompt = random_prompt(chance, longest)
     sampled = chance.random() < 0.6
     best_of = chance.choice([1, 1, 2, 5])
+    arrival, abort_at = chance.randint(0, 12), chance.randint(0, 40) if chance.random() < 0.2 else None
+    if chance.random() < 0.3:
+        return Job(prompt, random_beams(chance, longest - len(prompt)), arrival, abort_at)
     params = SamplingParams(
         n=min(best_of, chance.choice([1, 5, 5])),
         best_of=best_of,
@@ -132,8 +140,27 @@ def random_job(chance: random.Random, longest: int) -> Job:
         prompt_logprobs=chance.choice([None, None, None, 1]),
         priority=chance.randrange(3),
     )
-    abort_at = chance.randint(0, 40) if chance.random() < 0.2 else None
-    return Job(prompt, params, chance.randint(0, 12), abort_at, chance.choice([None, chance.randrange(best_of)]))
+    return Job(prompt, params, arrival, abort_at, chance.choice([None, chance.randrange(best_of)]))
+
+
+def random_beams(chance: random.Random, longest: int) -> SamplingParams:
+    width = chance.choice([2, 3, 4, 6])
+    return SamplingParams(
+        n=chance.randint(1, width),
+        beam_width=width,
+        length_penalty=chance.choice([-1.0, 0.0, 1.0, 2.0]),
+        early_stopping=chance.choice((True, False, "never")),
+        temperature=0.0,
+        cache_prefix=chance.random() < 0.8,
+        cache_salt=chance.choice([None, "one"]),
+        max_tokens=chance.randint(1, min(chance.choice([12, 30, 60]), longest)),
+        min_tokens=chance.choice([0, 1]),
+        stop_token_ids=chance.choice([(), (5,), tuple(range(0, 200, 20))]),
+        ignore_eos=chance.random() < 0.5,
+        logprobs=chance.choice([None, 2]),
+        prompt_logprobs=chance.choice([None, None, None, 1]),
+        priority=chance.randrange(3),
+    )
 
 
 def run(core: EngineCore, jobs: list[Job]) -> None:
@@ -143,7 +170,11 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
     while pending or core.has_work:
         while pending and pending[0].arrival <= step:
             job = pending.pop(0)
-            ids[core.add_request(job.prompt, job.params)] = job
+            try:
+                ids[core.add_request(job.prompt, job.params)] = job
+            except InvalidRequestError:
+                assert job.params.beam_width is not None
+                job.refused = True
         for request_id, job in ids.items():
             if job.abort_at is not None and step == job.arrival + job.abort_at:
                 core.abort(request_id, job.abort_sample)
@@ -151,6 +182,7 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
             job = ids[update.request_id]
             sample = job.samples[update.sample_index]
             sample.tokens += update.token_ids
+            sample.beam = update.beam
             sample.finished |= update.finish_reason is not None
             if update.logprobs is not None:
                 found = update.logprobs
@@ -164,10 +196,11 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
 
 def alone(kind: str, dtype: str, window: int, job: Job) -> Job:
     """The same request with the engine to itself: one thread, one block size, nothing cached, sample after sample from its prompt on."""
-    plan = CachePlan(MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN)
-    scheduler = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=MAX_MODEL_LEN, fork_mode="recompute")
+    rows = job.params.beam_width or 1
+    plan = CachePlan(rows * MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN)
+    scheduler = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=MAX_MODEL_LEN, fork_mode="recompute")
     single = Job(job.prompt, job.params, 0)
-    run(make_core(kind, dtype, 1, window, plan, scheduler, caching=False), [single])
+    run(make_core(kind, dtype, 1, window, plan, scheduler, caching=False, shared_prefix=False), [single])
     return single
 
 
@@ -185,16 +218,20 @@ def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int
         fork_mode=chance.choice(["copy_on_write", "copy_on_write", "recompute"]),
     )
     jobs = [random_job(chance, longest) for _ in range(num_jobs)]
-    core = make_core(kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75)
+    core = make_core(
+        kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75, shared_prefix=seed % 2 == 0
+    )
     run(core, jobs)
     stats = core.stats()
     assert stats["blocks"]["free"] == stats["blocks"]["total"], "blocks leaked"
     assert stats["sharing"]["copies"] <= stats["sharing"]["forks"]
     for job in jobs:
+        if job.refused:
+            continue
         expected = alone(kind, dtype, window, job)
         for sample, own in zip(job.samples, expected.samples, strict=True):
             if sample.finished:
-                assert sample.tokens == own.tokens
+                assert sample.tokens == own.tokens and sample.beam == own.beam
             assert sample.tokens == own.tokens[: len(sample.tokens)]
             assert sample.logprobs == own.logprobs[: len(sample.logprobs)]
         if any(sample.tokens for sample in job.samples):
@@ -202,6 +239,7 @@ def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int
     return Counter(
         running=stats["max_num_running"],
         preemptions=stats["num_preemptions"],
+        beams=sum(sample.beam is not None for job in jobs for sample in job.samples),
         forks=stats["sharing"]["forks"],
         fork_copies=stats["sharing"]["copies"],
         hits=stats["prefix_cache"]["hits"],
@@ -218,14 +256,14 @@ def check_schedules(kind: str, dtype: str, seeds: range, num_jobs: int, longest:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_schedules_do_not_show_on_the_reference(dtype: str) -> None:
-    least = {"running": 18, "preemptions": 3, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1}
+    least = {"running": 18, "preemptions": 3, "beams": 5, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1}
     check_schedules("reference", dtype, range(6), 8, 120, least)
 
 
 @native_only
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_schedules_do_not_show_natively(dtype: str) -> None:
-    least = {"running": 60, "preemptions": 10, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50}
+    least = {"running": 60, "preemptions": 10, "beams": 15, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50}
     check_schedules("native", dtype, range(100, 112), 14, MAX_MODEL_LEN, least)
 
 

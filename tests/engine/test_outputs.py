@@ -34,11 +34,13 @@ def feed(
     processor.add(0, "prompt", [5], params, frozenset({EOS}), incremental)
     outputs = []
     for i, token in enumerate(ids):
-        update = RequestUpdate(0, (token,), finish_reason=ended if i == len(ids) - 1 else None)
-        stop = processor.push(update)
-        if incremental or stop is not None or update.finish_reason is not None:
-            outputs.append(processor.output(update, stop))
+        stop = processor.push(RequestUpdate(0, token_ids=(token,), finish_reason=ended if i == len(ids) - 1 else None))
         if stop is not None:
+            processor.push(RequestUpdate(0, finish_reason=FinishReason.STOP, stop_reason=stop))
+        ended_now = processor.has_ended(0)
+        if incremental or ended_now:
+            outputs.append(processor.output(0))
+        if ended_now:
             break
     return outputs
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+
 from tests.models import tiny
 
 
@@ -24,6 +25,7 @@ class Search(NamedTuple):
     early_stopping: Any
     stop_ids: tuple[int, ...]
     max_tokens: int
+    min_tokens: int = 0
 
 
 def sharp_model() -> Any:
@@ -51,7 +53,7 @@ def transformers_beams(search: Search) -> tuple[list[tuple[int, ...]], list[floa
         torch.tensor([search.prompt]), attention_mask=torch.ones(1, len(search.prompt), dtype=torch.long),
         num_beams=search.width, num_return_sequences=search.width, length_penalty=search.length_penalty,
         early_stopping=search.early_stopping, eos_token_id=list(search.stop_ids) or None, pad_token_id=0,
-        max_new_tokens=search.max_tokens, do_sample=False, return_dict_in_generate=True, output_scores=True,
+        max_new_tokens=search.max_tokens, min_new_tokens=search.min_tokens or None, do_sample=False, return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
     lengths = (out.beam_indices >= 0).sum(1).tolist()
     rows = out.sequences[:, len(search.prompt) :].tolist()

@@ -143,7 +143,9 @@ class LedgerRunner:
                     assert plan.sampled[i] == 1
                     count = num_candidates(row.params.beam_width, row.num_stop_ids)
                     found = canned_candidates(row.seed, row.tokens, count)
-                    logprobs[len(sampled)] = TokenLogprobs(found.token_ids[0], found.logprobs[0], 1, *map(tuple, found))
+                    logprobs[len(sampled)] = TokenLogprobs(
+                        found.token_ids[0], found.logprobs[0], 1, tuple(found.token_ids), tuple(found.logprobs)
+                    )
                     sampled.append(found.token_ids[0])
                 continue
             for number in range(plan.sampled[i]):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
-from octavo.request import FinishReason, Request, RequestLimits, SamplingParams, fork_id, make_request, num_candidates, split_id
+from octavo.limits import RequestLimits, make_request
+from octavo.request import FinishReason, Request, SamplingParams, fork_id, num_candidates, split_id
 from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.scheduler import Scheduler
@@ -82,7 +83,7 @@ class Simulation:
 
     def step(self, abort_before_commit: int | None = None, sample_index: int | None = None) -> StepPlan | None:
         """One step, with an abort between schedule and commit if wanted."""
-        waiting = list(self.scheduler._waiting)
+        waiting = list(self.scheduler._queues.waiting)
         plan = self.scheduler.schedule(float(self.steps))
         self.steps += 1
         if plan is None:
@@ -128,7 +129,7 @@ class Simulation:
         self.blocks.check()
         assert self.blocks.stats().max_internal_slots < self.block_size
         rank = POLICIES[self.policy]
-        running, preempted = list(self.scheduler._running), list(self.scheduler._preempted)
+        running, preempted = list(self.scheduler._queues.running), list(self.scheduler._queues.preempted)
         assert {r.id for r in running} >= {i if self.requests[split_id(i)[0]].num_rows == 1 else split_id(i)[0] for i in plan.request_ids}
         assert self.scheduler.num_running <= self.max_num_seqs
         if not self.prefix_caching and all(r.params.num_samples == 1 for r in self.requests.values()):

@@ -220,7 +220,7 @@ struct Attention {
     Ints starts{0, rows}, table_rows{0};
     int32_t requests = 1, num_rows = rows;
     AttentionBatch batch{starts.data(), table_rows.data(), table.data(), int64_t(table.size()), positions.data(), &requests, &num_rows};
-    AttentionPlan* plan = make_attention_plan({1, rows, heads, kv.num_kv_heads, head_dim, side.pool.num_threads()});
+    AttentionPlan* plan = make_attention_plan({1, rows, heads, kv.num_kv_heads, head_dim, side.pool.num_threads(), kv.block_size, true});
     Floats q = numbers(size_t(rows) * heads * head_dim, 13), out(q.size());
     cut_attention(batch, *plan);
     int64_t stride = heads * head_dim;

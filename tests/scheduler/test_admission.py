@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.request import Request, RequestLimits, SamplingParams, make_request
+from octavo.limits import RequestLimits, make_request
+from octavo.request import Request, SamplingParams
 from octavo.scheduler.admission import Passing
 
 

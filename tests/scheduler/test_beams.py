@@ -8,10 +8,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
 
 from octavo.request import FinishReason, num_candidates
 from octavo.scheduler.beams import BeamGroup, Candidates, EarlyStopping
+from tests.helpers.beam_oracle import Search, close_scores, likely_tokens, sharp_model, transformers_beams
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -100,7 +100,7 @@ def test_no_beam_ends_before_min_tokens() -> None:
     late = search(BeamGroup(4, -1.0, True, frozenset(stop_ids), 12, min_tokens=6), PROMPT)
     assert min(len(beam.token_ids) for beam in early.best(4)) < 6
     for beam in late.best(4):
-        assert len(beam.token_ids) >= 6 and not set(beam.token_ids[:5]) & set(stop_ids)
+        assert len(beam.token_ids) > 6 and not set(beam.token_ids[:6]) & set(stop_ids)
 
 
 def test_ties_go_to_the_first_beam_then_to_the_first_token() -> None:

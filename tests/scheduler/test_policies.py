@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from octavo.request import Request, RequestLimits, SamplingParams, make_request
+from octavo.limits import RequestLimits, make_request
+from octavo.request import Request, SamplingParams
 from octavo.scheduler.policies import POLICIES, RequestQueue
 
 

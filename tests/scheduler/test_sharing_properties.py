@@ -11,10 +11,10 @@ from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.ledger_runner import VOCAB
-from tests.helpers.simulation import Simulation
 
 from octavo.errors import InvalidRequestError
+from tests.helpers.ledger_runner import VOCAB
+from tests.helpers.simulation import Simulation
 
 MAX_MODEL_LEN = 40
 
@@ -121,7 +121,7 @@ def test_every_sample_finishes_with_its_own_tokens(sim: Simulation, work: list[W
         else:
             sim.step()
     sim.check_end()
-    assert not sim.scheduler._groups and not sim.scheduler._searches
+    assert not sim.scheduler._groups and not sim.scheduler._queues.searches
     assert sim.blocks.sharing.num_fork_copies <= sim.blocks.sharing.num_forks
     if not sim.prefix_caching:
         assert sim.blocks.stats().cached == 0 and sim.blocks.sharing.num_tokens_saved == 0

@@ -40,12 +40,12 @@ class OfflineResult:
 
 def run_offline(llm: LLM, requests: Sequence[BenchRequest], report: Report | None = None) -> OfflineResult:
     """Run a workload greedily, every request to its full length."""
-    params = [SamplingParams(temperature=0.0, max_tokens=r.max_tokens, ignore_eos=True) for r in requests]
+    params = [SamplingParams(temperature=0.0, max_tokens=r.max_tokens, ignore_eos=True, n=r.n) for r in requests]
     start = time.perf_counter()
     outputs = llm.generate([list(r.prompt) for r in requests], params, report=report)
     wall = time.perf_counter() - start
     num_prompt = sum(len(r.prompt) for r in requests)
-    num_output = sum(len(o.outputs[0].token_ids) for o in outputs)
+    num_output = sum(len(sample.token_ids) for o in outputs for sample in o.outputs)
     stats = llm.stats()
     return OfflineResult(
         num_requests=len(requests),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from octavo.bench.offline import OfflineResult
+from octavo.bench.sharing import Saving, Timing
 
 
 def print_offline(result: OfflineResult, title: str) -> None:
@@ -15,6 +18,30 @@ def print_offline(result: OfflineResult, title: str) -> None:
     table.add_column("value", justify="right")
     for name, value in _rows(result):
         table.add_row(name, value)
+    Console().print(table)
+
+
+def print_savings(savings: Sequence[Saving], title: str) -> None:
+    """Memory saved, a line per way of decoding."""
+    table = Table(
+        title=title, title_justify="left", caption="of the blocks needed without sharing, summed over all steps", caption_justify="left"
+    )
+    for name in ("lengths", "decoding", "sequences", "requests", "saved", "paper"):
+        table.add_column(name, justify="left" if name in ("lengths", "decoding") else "right")
+    for s in savings:
+        paper = "-" if s.paper is None else f"{s.paper:.1f} %"
+        table.add_row(s.dataset, s.kind, str(s.width), str(s.num_requests), f"{100 * s.saved:.1f} %", paper)
+    Console().print(table)
+
+
+def print_timings(timings: Sequence[Timing]) -> None:
+    """Time with and without sharing."""
+    table = Table(title="with sharing / without, in turns, medians", title_justify="left")
+    for name in ("what", "wall", "times faster", "tokens computed"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    for t in timings:
+        walls, tokens = f"{t.with_sharing:.2f} / {t.without:.2f} s", f"{t.computed_with:,} / {t.computed_without:,}"
+        table.add_row(t.name, walls, f"{t.without / t.with_sharing:.2f}", tokens)
     Console().print(table)
 
 

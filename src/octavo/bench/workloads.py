@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from octavo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request: token ids in, and how many tokens to generate."""
+    """One request: token ids in, how many tokens to generate, and how often."""
 
     prompt: tuple[int, ...]
     max_tokens: int
+    n: int = 1
 
 
 def random_workload(count: int, input_len: int, output_len: int, vocab_size: int, seed: int) -> list[BenchRequest]:
@@ -53,7 +55,7 @@ def trace_workload(path: Path, count: int, longest: int, vocab_size: int, seed: 
 
 
 def json_workload(path: Path) -> list[BenchRequest]:
-    """A JSON list of ``{"prompt": [token ids], "max_tokens": count}``."""
+    """A JSON list of ``{"prompt": [token ids], "max_tokens": count}``, each with ``"n": samples`` if wanted."""
     try:
         items = json.loads(path.read_text())
         if not isinstance(items, list) or not items:
@@ -66,9 +68,16 @@ def json_workload(path: Path) -> list[BenchRequest]:
 
 
 def _from_json(item: dict[str, Any]) -> BenchRequest:
-    if item.get("n", 1) != 1:
-        raise ConfigError(f"n={item['n']} is not supported; write the prompt n times")
-    return BenchRequest(tuple(item["prompt"]), int(item["max_tokens"]))
+    return BenchRequest(tuple(item["prompt"]), int(item["max_tokens"]), int(item.get("n", 1)))
+
+
+def spread_lengths(count: int, mean: float, longest: int) -> list[int]:
+    """``count`` lengths that stand for an exponential distribution with this mean: its quantiles, cut to 1 .. ``longest``.
+
+    >>> spread_lengths(4, 20.0, 100)
+    [3, 9, 20, 42]
+    """
+    return [max(1, min(longest, round(-mean * math.log(1 - (i + 0.5) / count)))) for i in range(count)]
 
 
 def _around(chance: random.Random, mean: int) -> int:

@@ -34,6 +34,7 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
         self._cache = PrefixCache(self.pool, block_size)
+        self._findable = self._cache.index.by_block
         self.sharing = SharingStats()
         self.copies: dict[int, int] = {}
         """Blocks to copy in the step now planned or running: {target: source}."""
@@ -113,9 +114,8 @@ class BlockManager:
         size, blocks = self.block_size, table.block_ids
         assert num_tokens >= table.num_tokens, f"request {request_id} covers {table.num_tokens} tokens; truncate() is what shrinks it"
         missing = -(-num_tokens // size) - len(blocks)
-        copied = bool(
-            table.num_tokens % size and self.pool.ref_counts[blocks[-1]] > 1 and num_tokens > table.num_tokens and self._must_copy(table)
-        )
+        last = blocks[-1] if table.num_tokens % size > 0 and num_tokens > table.num_tokens else -1
+        copied = last >= 0 and self.pool.ref_counts[last] > 1 and self._must_copy(table)
         new: list[int] = []
         if missing + copied > 0:
             if missing + copied > self.pool.num_free:
@@ -125,6 +125,8 @@ class BlockManager:
                 self._copy_last(table, new[0])
             blocks.extend(new[1:] if copied else new)
             self._tables[request_id] = table
+        if last in self._findable and not copied:
+            self._cache.forget(self._findable[last])  # what is found in it is written over
         table.num_tokens = num_tokens
         if table.caching and num_tokens // size > len(table.entries):
             self._cache.index_filled(request_id, table)
@@ -162,8 +164,6 @@ class BlockManager:
         freed = 0
         while len(table.block_ids) > keep:
             freed += self._cache.release(table.block_ids.pop())
-        if keep > filled and (entry := self._cache.index.of_block(table.block_ids[-1])) is not None:
-            self._cache.forget(entry)  # it will be written again
         table.num_tokens = num_tokens
         return freed
 
@@ -264,13 +264,14 @@ class BlockManager:
         pool, size, tables = self.pool, self.block_size, self._tables.values()
         unused = {table.block_ids[-1]: table.num_unused_slots(size) for table in tables if table.block_ids}
         used = pool.num_blocks - pool.num_free
+        only_pinned = sum(pool.ref_counts[block] == pins for block, pins in self._pins.items())
         return BlockStats(
             total=pool.num_blocks,
             free=pool.num_free,
             cached=self._cache.num_cached,
             used=used,
             shared=pool.num_shared,
-            saved=sum(len(table.block_ids) for table in tables) + self._pins.total() - used,
+            saved=sum(len(table.block_ids) for table in tables) - (used - only_pinned),
             used_slots=used * size,
             internal_slots=sum(unused.values()),
             max_internal_slots=max(unused.values(), default=0),

@@ -40,7 +40,7 @@ class PrefixCache:
         """Take free blocks; what was to be found in them, and behind them, is lost."""
         taken = self.pool.allocate(count)
         if self.index:
-            found = [entry for block in taken if (entry := self.index.of_block(block)) is not None]
+            found = [entry for block in taken if (entry := self.index.by_block.get(block)) is not None]
             self.num_cached -= len(found)
             self.num_evictions += sum(self.forget(entry) for entry in found if entry.alive)
         return taken
@@ -52,7 +52,7 @@ class PrefixCache:
 
     def release(self, block: int) -> bool:
         """Count one owner less. Returns whether the block became free."""
-        findable = block in self.index
+        findable = block in self.index.by_block
         freed = self.pool.release(block, findable)
         self.num_cached += freed and findable
         return freed
@@ -88,7 +88,7 @@ class PrefixCache:
     def leave_end(self, request_id: int, table: BlockTable) -> None:
         """Make the partly filled last block findable, if nobody else will go on writing into it."""
         filled, used = divmod(table.num_tokens, self._block_size)
-        if not used or self.pool.ref_counts[table.block_ids[-1]] > 1:
+        if not used or self.pool.ref_counts[table.block_ids[-1]] > 1 or table.block_ids[-1] in self.index.by_block:
             return
         self.index_filled(request_id, table)
         parent = table.entries[-1] if filled else None
@@ -134,10 +134,14 @@ class PrefixCache:
         assert cached == self.num_cached, f"{cached} free blocks can be found, but {self.num_cached} were counted"
 
     def check_table(self, request_id: int, table: BlockTable) -> None:
-        """Prove that a table's blocks are found by the tokens that the request has there, if at all."""
+        """Prove that a table's blocks are found, if at all, by the tokens that the request has there, or by more of them."""
         entry = None
         for position, block in enumerate(table.block_ids):
-            found = self.index.of_block(block)
+            found = self.index.by_block.get(block)
             if table.token_ids and (position == 0 or entry is not None):
-                entry = self.index.get(entry, table.tokens_of_block(position, self._block_size), table.salt)
-            assert found in (None, entry), f"block {block} of request {request_id} is found by other tokens than it holds"
+                tokens = table.tokens_of_block(position, self._block_size)
+                if found is not None and found.parent is entry and found.tokens[: len(tokens)] == tokens and found.salt == table.salt:
+                    entry = found
+                    continue
+                entry = self.index.get(entry, tokens, table.salt)
+            assert found is None, f"block {block} of request {request_id} is found by other tokens than it holds"

@@ -45,28 +45,22 @@ Key = tuple[int, bytes, str | None]
 
 
 class PrefixIndex:
-    """All entries. A block has at most one."""
+    """All entries."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, Entry] = {}
-        self._by_block: dict[int, Entry] = {}
+        self.by_block: dict[int, Entry] = {}
+        """A block has at most one entry. Read only for others."""
         self._roots: dict[str | None, dict[int, Entry]] = {}
         """First blocks by salt, as ``children`` of an entry."""
         self._promised: list[Entry] = []
         self._last_number = 0
 
     def __len__(self) -> int:
-        return len(self._by_block)
+        return len(self.by_block)
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._by_block.values())
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._by_block
-
-    def of_block(self, block: int) -> Entry | None:
-        """The block's entry, if it has one."""
-        return self._by_block.get(block)
+        return iter(self.by_block.values())
 
     def get(self, parent: Entry | None, tokens: bytes, salt: str | None) -> Entry | None:
         """The entry with exactly these tokens after this parent."""
@@ -86,10 +80,10 @@ class PrefixIndex:
 
     def add(self, parent: Entry | None, tokens: bytes, salt: str | None, block: int, owner: int, ready: bool = False) -> Entry:
         """Make a block findable; its key must be new. If not ``ready``, it is promised: see ``settle``."""
-        assert block not in self._by_block, f"block {block} can be found already"
+        assert block not in self.by_block, f"block {block} can be found already"
         self._last_number += 1
         entry = Entry(self._last_number, parent, tokens, salt, block, owner, ready)
-        self._by_key[_key(entry)] = self._by_block[block] = entry
+        self._by_key[_key(entry)] = self.by_block[block] = entry
         siblings = parent.children if parent is not None else self._roots.setdefault(salt, {})
         siblings[entry.number] = entry
         if not ready:
@@ -109,7 +103,7 @@ class PrefixIndex:
         while stack:
             gone = stack.pop()
             gone.alive = False
-            del self._by_key[_key(gone)], self._by_block[gone.block]
+            del self._by_key[_key(gone)], self.by_block[gone.block]
             blocks.append(gone.block)
             stack.extend(gone.children.values())
         return blocks
@@ -127,17 +121,17 @@ class PrefixIndex:
 
     def check(self, block_size: int) -> None:
         """Prove that keys, blocks and children agree; AssertionError says where they do not."""
-        assert len(self._by_key) == len(self._by_block), f"{len(self._by_key)} keys lead to {len(self._by_block)} blocks"
+        assert len(self._by_key) == len(self.by_block), f"{len(self._by_key)} keys lead to {len(self.by_block)} blocks"
         reached = [child for children in self._roots.values() for child in children.values()]
         assert all(self._roots.values()), "an empty root was kept"
         for entry in reached:
             reached.extend(entry.children.values())
-            assert entry.alive and self._by_block.get(entry.block) is entry, f"block {entry.block} has lost its entry {entry.number}"
+            assert entry.alive and self.by_block.get(entry.block) is entry, f"block {entry.block} has lost its entry {entry.number}"
             assert self._by_key.get(_key(entry)) is entry, f"entry {entry.number} is not found by its key"
             assert all(child.parent is entry and child.salt == entry.salt for child in entry.children.values())
             filled = len(entry.tokens) == block_size * array("i").itemsize
             assert filled or (not entry.children and entry.ready), f"entry {entry.number} is not filled but others follow it"
-        assert len(reached) == len(self._by_block), f"{len(self._by_block) - len(reached)} entries cannot be reached"
+        assert len(reached) == len(self.by_block), f"{len(self.by_block) - len(reached)} entries cannot be reached"
 
 
 def _key(entry: Entry) -> Key:

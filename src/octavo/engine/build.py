@@ -14,12 +14,12 @@ from octavo.engine.memory import CachePlan, available_memory, plan_cache
 from octavo.engine.text_engine import TextEngine
 from octavo.kernels.backends import create_backend
 from octavo.kernels.ops import Backend, KVShape
+from octavo.limits import RequestLimits
 from octavo.models.decoder import Decoder
 from octavo.models.decoder_weights import Progress, pack_weights
 from octavo.models.locate import locate
 from octavo.models.spec import DecoderSpec
 from octavo.models.weights import Checkpoint, open_checkpoint
-from octavo.request import RequestLimits
 from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.chat_template import ChatTemplate
@@ -40,7 +40,7 @@ class BuiltEngine:
 
 def build_engine(config: EngineConfig, progress: Progress = lambda done, total: None) -> BuiltEngine:
     """Find the model, settle the memory, load weights, record the step. ``progress`` hears of packed layers."""
-    backend = create_backend(config.device.device, config.device.threads)
+    backend = create_backend(config.device.device, config.device.threads, config.device.shared_prefix_attention)
     checkpoint = open_checkpoint(locate(config.model.model))
     spec = checkpoint.spec
     dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from octavo.engine.events import Admitted, Arrived, EventLog, Finished, FirstToken, Preempted
 from octavo.engine.metrics import Metrics
 from octavo.errors import EngineError
-from octavo.request import FinishReason, RequestLimits, SamplingParams, make_request, split_id
+from octavo.limits import RequestLimits, make_request
+from octavo.request import FinishReason, SamplingParams, split_id
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult, TokenLogprobs
 

@@ -62,7 +62,7 @@ class Metrics:
         ``waste`` by kind: ``internal`` is the share of the used slots that held no token, averaged over all steps (each
         step counts by its used slots), ``internal_now`` the same at this moment; ``recomputed`` is the share of
         computed tokens that preemptions gave up. ``sharing``: ``saved`` is the share of blocks that would have been needed
-        without sharing and were not, averaged over all steps in the same way, ``saved_now`` the same at this moment.
+        without sharing and were not, averaged over all steps in the same way, from the two sums of blocks over steps; ``saved_now`` the same at this moment.
         """
         blocks, shared = manager.stats(), manager.sharing
         return {
@@ -97,6 +97,8 @@ class Metrics:
             "sharing": {
                 "forks": shared.num_forks,
                 "copies": shared.num_fork_copies,
+                "block_steps_used": self._used_blocks,
+                "block_steps_saved": self._saved_blocks,
                 "saved": self._saved_blocks / max(1, self._saved_blocks + self._used_blocks),
                 "saved_now": blocks.saved / max(1, blocks.saved + blocks.used),
                 "bytes_saved_now": blocks.saved * manager.block_bytes,

@@ -169,6 +169,10 @@ class OutputProcessor:
             stream.error if ended else None,
         )
 
+    def discard(self, request_id: int) -> None:
+        """Forget a request that has ended without a last update for its caller."""
+        self._streams.pop(request_id, None)
+
     def _completion(self, stream: _Stream, sample: _Sample, index: int) -> CompletionOutput:
         params = stream.params
         return CompletionOutput(

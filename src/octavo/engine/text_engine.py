@@ -8,7 +8,8 @@ from typing import Any
 from octavo.engine.core import EngineCore, RequestUpdate
 from octavo.engine.outputs import OutputProcessor, RequestOutput
 from octavo.errors import InvalidRequestError
-from octavo.request import FinishReason, SamplingParams, make_request
+from octavo.limits import make_request
+from octavo.request import FinishReason, SamplingParams
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
@@ -78,6 +79,9 @@ class TextEngine:
     def abort(self, request_id: int, sample_index: int | None = None) -> RequestOutput | None:
         """Give a request, or one sample of it, up. Returns the request's output so far, or None if it had ended before."""
         updates = self.core.abort(request_id, sample_index)
+        if not updates and sample_index is None:
+            self._incremental.discard(request_id)
+            self._outputs.discard(request_id)
         self._push(updates)
         return self._output(request_id) if updates else None
 

@@ -9,7 +9,7 @@ from octavo.errors import ConfigError
 from octavo.kernels.ops import Backend
 
 
-def create_backend(device: str = "auto", threads: int | None = None) -> Backend:
+def create_backend(device: str = "auto", threads: int | None = None, shared_prefix: bool = True) -> Backend:
     """The backend of a device: "cpu" (native), "reference" (NumPy), or "auto": native where it is built.
 
     Raises ``ConfigError`` where "cpu" was asked for and the native module cannot be loaded.
@@ -25,7 +25,7 @@ def create_backend(device: str = "auto", threads: int | None = None) -> Backend:
         return ReferenceBackend()
     from octavo.kernels.native import NativeBackend
 
-    return NativeBackend(threads)
+    return NativeBackend(threads, shared_prefix=shared_prefix)
 
 
 def native_problem() -> str | None:

@@ -27,15 +27,17 @@ class NativeBackend:
     """The C++ kernels with a thread pool of their own.
 
     threads: default as ``cpus.default_threads``. isa: default the environment's OCTAVO_ISA, else the best this machine runs.
+    shared_prefix: whether attention reads keys that requests have in common once for all of them; results are the same bits.
     """
 
-    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(self, threads: int | None = None, isa: str | None = None, shared_prefix: bool = True) -> None:
         try:
             self._kernels = _native.select_kernels(isa or os.environ.get("OCTAVO_ISA", ""))
         except ValueError as error:
             raise ConfigError(f"OCTAVO_ISA: {error}") from None
         self._pool = _native.Pool(threads or default_threads())
         self._arena = Arena()
+        self._shared_prefix = shared_prefix
 
     @property
     def name(self) -> str:
@@ -80,7 +82,7 @@ class NativeBackend:
         return NativeKVCache(shape)
 
     def program(self, sizes: Int32) -> NativeProgram:
-        return NativeProgram(self._kernels, self._pool, sizes)
+        return NativeProgram(self._kernels, self._pool, sizes, self._shared_prefix)
 
 
 def _describe(source: TensorSource) -> _native.PackSource:

@@ -29,9 +29,9 @@ assert _native.sample_row_bytes() == SAMPLE_ROW.itemsize, "SampleRow in csrc/ker
 class NativeProgram:
     """A recorded step. Each op checks its arrays once, here; ``run`` is one native call that releases the GIL."""
 
-    def __init__(self, kernels: _native.Kernels, pool: _native.Pool, sizes: Int32) -> None:
+    def __init__(self, kernels: _native.Kernels, pool: _native.Pool, sizes: Int32, shared_prefix: bool = True) -> None:
         ShapeChecker("program", sizes=len(Size))("sizes", sizes, ("sizes",), INT32)
-        self._program = _native.Program(kernels, pool)
+        self._program = _native.Program(kernels, pool, shared_prefix)
         self._threads = pool.num_threads
         self._sizes = sizes
         self._alive: list[object] = [sizes]
@@ -39,6 +39,11 @@ class NativeProgram:
 
     def run(self) -> None:
         self._program.run()
+
+    @property
+    def num_shared_rows(self) -> int:
+        """Rows of attention, per KV head, that read keys together with other requests' rows in the last run."""
+        return self._program.num_shared_rows
 
     def profile(self) -> dict[str, float]:
         """Run once; the seconds that each kind of op took in all."""

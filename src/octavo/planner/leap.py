@@ -26,19 +26,19 @@ class LeapingScheduler(Scheduler):
 
     def is_quiet(self, plan: StepPlan) -> bool:
         """Whether the step just committed decided nothing: the next one is like it."""
-        running = len(self._running)
+        running = len(self._queues.running)
         return (
             running == plan.num_requests == plan.num_tokens == sum(plan.sampled)
             and not plan.admitted
             and not plan.preempted
-            and not self._preempted
+            and not self._queues.preempted
             and not self._groups
-            and not self._searches
+            and not self._queues.searches
         )
 
     def num_alike(self) -> int:
         """Steps until one ends a request or lacks a block; that one is not counted."""
-        running, size, free = self._running.requests, self.blocks.block_size, self.blocks.num_free
+        running, size, free = self._queues.running.requests, self.blocks.block_size, self.blocks.num_free
         low, high = 0, min(r.max_tokens - r.num_output for r in running) - 1
         held = sum(-(-r.num_computed // size) for r in running)
         if sum(-(-(r.num_computed + high) // size) for r in running) - held <= free:
@@ -51,7 +51,7 @@ class LeapingScheduler(Scheduler):
 
     def advance(self, num_steps: int, outputs: Mapping[int, int], after_step: Callable[[list[int]], None]) -> None:
         """Take ``num_steps`` steps. ``outputs`` tells each request's next tokens; ``after_step`` hears who got a block."""
-        running, blocks, size = self._running.requests, self.blocks, self.blocks.block_size
+        running, blocks, size = self._queues.running.requests, self.blocks, self.blocks.block_size
         starts = [request.num_computed for request in running]
         for request in running:
             request.token_ids.extend(array("i", [outputs[request.id]]) * num_steps)
@@ -72,7 +72,7 @@ class LeapingScheduler(Scheduler):
 
     def running(self) -> list[tuple[int, int]]:
         """(id, tokens computed) of each running request, in order."""
-        return [(request.id, request.num_computed) for request in self._running.requests]
+        return [(request.id, request.num_computed) for request in self._queues.running.requests]
 
 
 class Leap:

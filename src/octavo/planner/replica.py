@@ -18,7 +18,8 @@ from octavo.planner.allocators import SCHEMES, ContiguousManager, Placement, Sta
 from octavo.planner.latency_model import LatencyModel, load_of
 from octavo.planner.leap import Leap, LeapingScheduler, LeapUsage
 from octavo.planner.workload import VOCAB_SIZE, SimRequest, output_token
-from octavo.request import RequestLimits, RequestMetrics, SamplingParams
+from octavo.limits import RequestLimits
+from octavo.request import RequestMetrics, SamplingParams
 from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
+from octavo.blocks import BlockManager
 from octavo.request import MAX_BEST_OF, Request
 from octavo.scheduler.step import Admission, Preemption, StepPlan
 
@@ -85,6 +86,17 @@ class StepBudget:
             replaced=array("b", self._replaced),
             preempted=tuple(self.preempted),
         )
+
+
+def hold_cached(request: Request, blocks: BlockManager, copies: bool = True) -> bool:
+    """Take hold of what is cached of a request's tokens, if all of them fit then. See ``BlockManager.admit``."""
+    params = request.params
+    # Log-probabilities of the prompt take its logits, so it is computed; once there is output, they have been delivered.
+    reads = params.cache_prefix and (params.prompt_logprobs is None or request.num_output > 0)
+    found = blocks.admit(request.id, request.token_ids, params.cache_salt, reads, params.cache_prefix, copies)
+    if found is not None:
+        request.num_computed = found
+    return found is not None
 
 
 class Passing:

@@ -11,13 +11,14 @@ step of the search has the candidates of all, and they are preempted and resumed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.blocks import BlockManager
-from octavo.request import Request
+from octavo.request import FinishReason, Request, RequestMetrics, split_id
+from octavo.scheduler.admission import StepBudget, hold_cached
 from octavo.scheduler.beams import BeamGroup, Candidates
-from octavo.scheduler.step import FinishedBeam, TokenLogprobs
+from octavo.scheduler.step import FinishedBeam, RequestUpdate, TokenLogprobs
 
 
 class Rejoin(NamedTuple):
@@ -89,9 +90,19 @@ class BeamSearch:
         blocks.fork(parent.id, child.id, child.token_ids)
         return child
 
-    def best(self, n: int) -> list[FinishedBeam]:
-        """The ``n`` best beams of a search that is over."""
-        return self._group.best(n)
+    def outputs(self) -> list[RequestUpdate]:
+        """The best beams of a search that is over, as many as were asked for."""
+        return [self._output(index, beam) for index, beam in enumerate(self._group.best(self.request.params.n))]
+
+    def _output(self, index: int, beam: FinishedBeam) -> RequestUpdate:
+        reason, last = beam.finish_reason, beam.token_ids[-1]
+        asked = reason is FinishReason.STOP and last in self.request.params.stop_token_ids
+        return RequestUpdate(self.request.id, index, beam.token_ids, finish_reason=reason, stop_reason=last if asked else None, beam=beam)
+
+    def metrics(self) -> list[RequestMetrics]:
+        """Of each output; preemptions are counted in the first alone, as they were all outputs' at once."""
+        first = self.request.metrics
+        return [first, *[first._replace(num_preemptions=0)] * (self.request.params.n - 1)]
 
     def takes(self, blocks: BlockManager, num_tokens_left: int, num_behind: int) -> list[tuple[Request, int]]:
         """Which beams can compute how many tokens now: those that do not wait for the other beams, as far as the budget goes.
@@ -110,6 +121,27 @@ class BeamSearch:
             num_tokens_left -= num_tokens
             taken.append((beam, num_tokens))
         return taken
+
+    def schedule(self, takes: Sequence[tuple[Request, int]], blocks: BlockManager, budget: StepBudget) -> None:
+        """Put beams and the numbers of their next tokens into the plan; there is room for them."""
+        for beam, num_tokens in takes:
+            new_blocks = blocks.reserve(beam.id, beam.num_computed + num_tokens)
+            assert new_blocks is not None, f"beam {split_id(beam.id)} was found to fit but does not"
+            if beam.id in self.placed:
+                budget.add(beam, num_tokens, new_blocks, bool(new_blocks) and new_blocks[0] in blocks.copies)
+            else:
+                resumed = self.request.num_preemptions > 0 and not self.placed
+                budget.admit(beam, num_tokens, blocks.block_ids(beam.id), resumed)
+                self.placed.add(beam.id)
+
+    def hold(self, blocks: BlockManager) -> bool:
+        """Begin, or resume: hold what is cached of the beams' tokens, if all of them fit then."""
+        if len(self.beams) == 1:
+            return hold_cached(self.beams[0], blocks)
+        if self.num_missing(blocks) > blocks.num_free:
+            return False
+        waiting = {join.beam.id for join in self.rejoins()}
+        return all(hold_cached(beam, blocks, copies=False) for beam in self.beams if beam.id not in waiting)
 
     # ---------------------------------------------------------------- preemption
 

@@ -13,6 +13,7 @@ with equal scores the one that finished earlier stands first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -39,7 +40,7 @@ class NextBeam(NamedTuple):
     cumulative_logprob: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Node:
     """A token and the way to it. Beams share their history, so a step costs a node per beam and no copy."""
 
@@ -55,6 +56,11 @@ class _Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+_Choice = tuple[float, int, int, int]
+"""A continuation: minus its cumulative log-probability, its beam, its rank from 0 among that beam's candidates, its token.
+They sort best first. (A plain tuple: tens of them are made per beam group and step.)"""
 
 
 class _Ended(NamedTuple):
@@ -73,7 +79,7 @@ class BeamGroup:
     stop_ids: frozenset[int]
     max_tokens: int
     min_tokens: int = 0
-    """No stop token is looked at before this many tokens."""
+    """No stop token is looked at as one of the first this many tokens."""
     num_logprobs: int | None = None
     """Keep the log-probabilities of this many best tokens, and of the chosen one, at each position."""
     num_output: int = 0
@@ -90,34 +96,40 @@ class BeamGroup:
         assert len(candidates) == max(1, len(self._running)), f"{len(candidates)} lists of candidates for {len(self._running)} beams"
         best = self._best(candidates)
         self.num_output += 1
-        at_end = self.num_output >= self.max_tokens
-        ended = [node for _, node in best[: self.width] if at_end or node.token_id in self.stop_ids]
-        going_on = [] if at_end else [(parent, node) for parent, node in best if node.token_id not in self.stop_ids][: self.width]
-        self._finish(ended)
-        self._running = [node for _, node in going_on]
+        at_end, stop_ids = self.num_output >= self.max_tokens, self.stop_ids
+        ended = [choice for choice in best[: self.width] if at_end or choice[-1] in stop_ids]
+        going_on = [] if at_end else [choice for choice in best if choice[-1] not in stop_ids][: self.width]
+        self._finish([self._node(choice, candidates) for choice in ended])
+        self._running = [self._node(choice, candidates) for choice in going_on]
         self.done = not going_on or self._decided()
-        return [] if self.done else [NextBeam(parent, node.token_id, node.cumulative_logprob) for parent, node in going_on]
+        return [] if self.done else [NextBeam(parent, token, -cost) for cost, parent, _, token in going_on]
 
     def best(self, n: int) -> list[FinishedBeam]:
         """The ``n`` best of the finished beams, best first; fewer if fewer finished."""
         return [_finished_beam(ended) for ended in self._finished[:n]]
 
-    def _best(self, candidates: Sequence[Candidates]) -> list[tuple[int, _Node]]:
-        """The best continuations of all beams, best first, each with the beam that it continues."""
+    def _best(self, candidates: Sequence[Candidates]) -> list[_Choice]:
+        """The best continuations of all beams, best first. Of each beam no more are looked at than may be among them."""
+        wanted = num_candidates(self.width, len(self.stop_ids))
+        skipped = self.stop_ids if self.num_output < self.min_tokens else frozenset()
         sums = [node.cumulative_logprob for node in self._running] or [0.0]
-        skipped = self.stop_ids if self.num_output + 1 < self.min_tokens else frozenset()
-        found = [
-            (-(sums[parent] + logprob), parent, rank)
-            for parent, (token_ids, logprobs) in enumerate(candidates)
-            for rank, (token, logprob) in enumerate(zip(token_ids, logprobs, strict=True))
-            if token not in skipped
-        ]
-        found.sort()
-        beams: list[_Node | None] = [*self._running] or [None]
-        return [
-            (parent, _Node(beams[parent], candidates[parent].token_ids[rank], -cost, self._logprobs(candidates[parent], rank)))
-            for cost, parent, rank in found[: num_candidates(self.width, len(self.stop_ids))]
-        ]
+        found: list[_Choice] = []
+        for parent, (token_ids, logprobs) in enumerate(candidates):
+            so_far, limit = sums[parent], found[-1][0] if len(found) == wanted else math.inf
+            for rank, (token, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+                cost = -(so_far + logprob)
+                if cost >= limit:  # a tie goes to the beam before
+                    break
+                if token not in skipped:
+                    found.append((cost, parent, rank, token))
+            found.sort()
+            del found[wanted:]
+        return found
+
+    def _node(self, choice: _Choice, candidates: Sequence[Candidates]) -> _Node:
+        cost, parent, rank, token = choice
+        before = self._running[parent] if self._running else None
+        return _Node(before, token, -cost, self._logprobs(candidates[parent], rank))
 
     def _logprobs(self, candidates: Candidates, rank: int) -> TokenLogprobs | None:
         if self.num_logprobs is None:

@@ -11,28 +11,26 @@ a block alone, the last one gives up all it holds, so that the others own theirs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 
 from octavo.blocks import BlockManager
 from octavo.request import Request
 from octavo.scheduler.admission import StepBudget
 from octavo.scheduler.beam_search import BeamSearch
-from octavo.scheduler.policies import RequestQueue
+from octavo.scheduler.queues import Queues
 from octavo.scheduler.step import Preemption
 
 
 class RoomMaker:
     """Moves requests from the running to the preempted ones, and takes their blocks."""
 
-    def __init__(self, blocks: BlockManager, running: RequestQueue, preempted: RequestQueue, searches: Mapping[int, BeamSearch]) -> None:
+    def __init__(self, blocks: BlockManager, queues: Queues) -> None:
         self.held = False
         """Whether a request has been preempted and since then none has ended and no preempted one resumed: nothing is admitted."""
         self.released: list[int] = []
         """Requests whose rows end with the next plan."""
         self._blocks = blocks
-        self._running = running
-        self._preempted = preempted
-        self._searches = searches
+        self._queues = queues
 
     def make(self, request: Request, num_needed: Callable[[], int], budget: StepBudget) -> int:
         """Free the blocks that a request needs. Returns how many are missing still, 0 or less if none.
@@ -60,14 +58,20 @@ class RoomMaker:
             self.step_back(request, missing, budget)
         return min(num_tokens, room)
 
+    def make_for_beams(self, search: BeamSearch, takes: Sequence[tuple[Request, int]], budget: StepBudget) -> bool:
+        """The same for beams and the numbers of their next tokens, all or none: without room for all, all step back."""
+        ends = {beam.id: beam.num_computed + num_tokens for beam, num_tokens in takes}
+        missing = self.make(search.request, lambda: self._blocks.num_missing_together(ends), budget)
+        if missing > 0:
+            self.step_back(search.request, missing, budget)
+        return missing <= 0
+
     def step_back(self, request: Request, missing: int, budget: StepBudget) -> None:
         """Stop a running request that cannot go on. It keeps its blocks."""
         self._take(request, request, missing, len(request.token_ids), budget)
 
     def _ids(self, request: Request) -> list[int]:
-        """Whose blocks stand behind a request in a queue: its own, or those of its beams."""
-        search = self._searches.get(request.id)
-        return [request.id] if search is None else [beam.id for beam in search.beams]
+        return [part.id for part in self._queues.parts(request)]
 
     def _victim(self, request: Request) -> Request | None:
         """The last one behind ``request`` that owns a block alone, or else that holds any; preempted ones before running ones."""
@@ -76,7 +80,7 @@ class RoomMaker:
         return alone or next((other for other in self._behind(request) if any(map(blocks.num_held, self._ids(other)))), None)
 
     def _behind(self, request: Request) -> Iterator[Request]:
-        for queue in (self._preempted, self._running):
+        for queue in (self._queues.preempted, self._queues.running):
             rank = queue.policy(request)
             for other in reversed(queue.requests):
                 if queue.policy(other) <= rank:
@@ -85,11 +89,11 @@ class RoomMaker:
 
     def _take(self, victim: Request, by: Request, missing: int, keep: int, budget: StepBudget) -> None:
         """Cut a request, with all of its beams, down to its first ``keep`` tokens; if it runs, it stops."""
-        search = self._searches.get(victim.id)
-        was_running = victim in self._running
+        search = self._queues.searches.get(victim.id)
+        was_running = victim in self._queues.running
         if was_running:
-            self._running.remove(victim)
-            self._preempted.add(victim)
+            self._queues.running.remove(victim)
+            self._queues.preempted.add(victim)
             self.released += self._ids(victim)
             self.held = True
             victim.num_preemptions += 1
