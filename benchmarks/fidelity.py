@@ -70,7 +70,9 @@ def drawn(seed: int, count: int, prompt: Lengths, output: Lengths, arrivals: Arr
     return [replace(r, prompt=tuple(Run(chance.randrange(vocab_size), 1) for _ in range(r.prompt_len))) for r in requests]
 
 
-def play(core: EngineCore, watch: Watch, clock: Clock, requests: list[SimRequest]) -> tuple[list[StepLoad], list[float], list[Record], float]:
+def play(
+    core: EngineCore, watch: Watch, clock: Clock, requests: list[SimRequest]
+) -> tuple[list[StepLoad], list[float], list[Record], float]:
     """Run requests in real time. Returns each step's load and seconds, what became of the requests, and the time of all."""
     watch.loads.clear()
     times: list[float] = []
@@ -91,7 +93,7 @@ def play(core: EngineCore, watch: Watch, clock: Clock, requests: list[SimRequest
         for update in updates:
             if update.finish_reason is not None and update.metrics is not None:
                 request = live.pop(update.request_id)
-                arrival = update.metrics.arrival_time
+                arrival = start + request.arrival  # the engine hears of it between two steps, up to one step later
                 records.append(Record(request, 0, arrival, update.metrics, request.output_len, "length"))
     return list(watch.loads), times, records, clock() - start
 

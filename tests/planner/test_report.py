@@ -110,6 +110,20 @@ def test_figures_and_the_report_stand_alone(small_study: StudyResult, tmp_path: 
         write_plot(small_study, tmp_path / "a.pdf")
 
 
+def test_memory_against_goodput(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from octavo.planner.plots import write_plot
+
+    requests = WORKLOADS["rag"].at_rate(12.0).requests(60)
+    study = Study("rag", KNOWN_MODELS["llama-3.1-8b"], schemes=("paged", "maximum"), kv_memory="2GiB,4GiB,8GiB")
+    result = run_study(study, requests)
+    goodput = {name: run["throughput"]["goodput"] for name, run in result.summaries.items()}
+    assert result.num_slots == [16_384, 32_768, 65_536]
+    assert goodput["maximum 2GiB"] <= goodput["maximum 4GiB"] <= goodput["maximum 8GiB"]
+    assert all(goodput[f"paged {size}"] > goodput[f"maximum {size}"] for size in ("2GiB", "4GiB"))
+    write_plot(result, tmp_path / "sweep.svg")
+
+
 def test_a_sweep_over_block_sizes() -> None:
     requests = WORKLOADS["chat"].at_rate(10.0).requests(60)
     study = Study("chat", KNOWN_MODELS["llama-3.1-8b"], block_sizes=("sweep",), kv_memory="2GiB")

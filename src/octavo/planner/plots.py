@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -37,7 +38,44 @@ def plot_paper(study: PaperStudy, path: Path) -> None:
     _save(figure, path)
 
 
+SWEPT: dict[str, Callable[[dict[str, Any]], float]] = {
+    "waste, share of the memory": lambda s: (
+        s["memory"]["all"]["reserved"] + s["memory"]["all"]["internal"] + s["memory"]["all"]["external"]
+    ),
+    "table entries per request": lambda s: s["metadata"]["table_entries_per_request"],
+    "prefix hit rate": lambda s: s["prefix"]["hit_rate"],
+    "output tokens per second": lambda s: s["throughput"]["output_tokens_per_second"],
+    "goodput, requests per second": lambda s: s["throughput"]["goodput"],
+    "preemptions": lambda s: s["preemptions"],
+}
+
+
 def overview(result: StudyResult) -> Figure:
+    """One figure of a study: a sweep's lines, or its runs side by side."""
+    configs = [run.config for run in result.results.values()]
+    sizes, slots = {c.block_size for c in configs if c.scheme == "paged"}, {c.num_slots for c in configs}
+    return _swept(result, "block_size" if len(sizes) > 1 else "num_slots") if len(sizes) > 1 or len(slots) > 1 else _side_by_side(result)
+
+
+def _swept(result: StudyResult, what: str) -> Figure:
+    """Figures against the block size, or the memory; a line for each scheme."""
+    figure = _figure(12, 6.5)
+    lines: dict[str, list[str]] = {}
+    for name, run in result.results.items():
+        other = f" {run.config.num_slots:,} tokens" if what == "block_size" and len(result.num_slots) > 1 else ""
+        lines.setdefault(run.config.scheme + other, []).append(name)
+    for axes, (title, value) in zip(figure.subplots(2, 3).flat, SWEPT.items(), strict=True):
+        for label, names in lines.items():
+            places = [getattr(result.results[name].config, what) for name in names]
+            axes.plot(places, [value(result.summaries[name]) for name in names], marker="o", label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("block size" if what == "block_size" else "KV memory in tokens", fontsize=8)
+    figure.axes[0].legend(fontsize=7)
+    return figure
+
+
+def _side_by_side(result: StudyResult) -> Figure:
     """Memory and speed of each run, and the memory of each over time."""
     runs = list(result.summaries)
     figure = _figure(12, 4.2 + 1.5 * ((len(runs) + 2) // 3))

@@ -13,12 +13,12 @@ from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.events import EventLog
 from octavo.errors import ConfigError, InvalidRequestError
+from octavo.limits import RequestLimits
 from octavo.planner.accounting import Usage, UsageMean, usage
 from octavo.planner.allocators import SCHEMES, ContiguousManager, Placement, StaticManager
 from octavo.planner.latency_model import LatencyModel, load_of
 from octavo.planner.leap import Leap, LeapingScheduler, LeapUsage
 from octavo.planner.workload import VOCAB_SIZE, SimRequest, output_token
-from octavo.limits import RequestLimits
 from octavo.request import RequestMetrics, SamplingParams
 from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult
 

@@ -30,6 +30,7 @@ class Study:
     gpu: str = "A100-40GB"
     memory: int = 40 * 2**30
     kv_memory: str | None = None
+    """Sizes, comma-separated, each of which is run."""
     latency: LatencyModel | None = None
     """A fitted model; None takes the device's published figures."""
     schemes: tuple[str, ...] = ("paged",)
@@ -46,18 +47,17 @@ class Study:
     def scheduler(self) -> SchedulerConfig:
         return SchedulerConfig(self.max_num_seqs, self.max_num_batched_tokens)
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes for keys and values of one replica: as given, or what weights and workspace leave of the memory."""
+    def kv_sizes(self) -> dict[str, int]:
+        """Bytes for keys and values of one replica: those given, or what weights and workspace leave of the memory."""
         if self.kv_memory is not None:
-            return parse_bytes(self.kv_memory)
+            return {text.strip(): parse_bytes(text) for text in self.kv_memory.split(",")}
         left = int(self.memory * SPARE) - self.model.weight_bytes("bfloat16") - workspace_bytes(self.model.spec, self.scheduler)
         if left <= 0:
             raise ConfigError(
                 f"{self.model.name} leaves no memory for keys and values on {format_bytes(self.memory)}: choose another --gpu or --model, "
                 "or give --kv-memory"
             )
-        return left
+        return {format_bytes(left): left}
 
     def latency_model(self) -> LatencyModel:
         """The one given, or the device's."""
@@ -71,15 +71,15 @@ class Study:
         if self.placement not in ("first_fit", "buddy"):
             raise ConfigError(f"placement {self.placement!r} is not known; choose first_fit or buddy")
         placement: Placement = "buddy" if self.placement == "buddy" else "first_fit"
-        num_slots = slots_for(self.kv_bytes, self.model.kv_bytes_per_token("bfloat16"))
-        found = {}
+        token, memories, found = self.model.kv_bytes_per_token("bfloat16"), self.kv_sizes(), {}
         for scheme in ("paged", *SCHEMES) if self.schemes == ("all",) else self.schemes:
             sizes = self._sizes() if scheme == "paged" else (16,)
             for size in sizes:
-                name = f"paged {size}" if len(sizes) > 1 else scheme
-                found[name] = SimConfig(
-                    num_slots, scheme, size, self.scheduler, self.max_model_len, self.prefix_caching, placement
-                )  # fmt: skip
+                for label, memory in memories.items():
+                    name = " ".join([scheme, *([str(size)] if len(sizes) > 1 else []), *([label] if len(memories) > 1 else [])])
+                    found[name] = SimConfig(
+                        slots_for(memory, token), scheme, size, self.scheduler, self.max_model_len, self.prefix_caching, placement
+                    )
         return found
 
     def _sizes(self) -> tuple[int, ...]:
@@ -102,7 +102,8 @@ class StudyResult:
     study: Study
     results: dict[str, SimResult]
     summaries: dict[str, dict[str, Any]]
-    num_slots: int
+    num_slots: list[int]
+    """Tokens that each KV memory holds."""
     unlimited_hit_rate: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class StudyResult:
         head = (
             f"{study.title}: {counts['all']:,} requests ({counts['refused']:,} refused: longer than {study.max_model_len:,} tokens), "
             f"{study.num_replicas} replica(s) of {study.model.name}, timed by {speed}\n"
-            f"KV memory {format_bytes(study.kv_bytes)} = {self.num_slots:,} tokens each; seconds throughout; "
+            f"KV memory {', '.join(study.kv_sizes())}: {', '.join(f'{n:,}' for n in self.num_slots)} tokens each; seconds throughout; "
             f"goodput: first token within 2 s, then 0.2 s a token"
         )
         bound = f"\nPrefix hit rate of a cache without limits, shared by all: {self.unlimited_hit_rate:.1%}"
@@ -135,7 +136,8 @@ def run_study(study: Study, requests: Sequence[SimRequest]) -> StudyResult:
     results = {name: simulate(requests, config, latency, study.num_replicas, study.router) for name, config in configs.items()}
     first = next(iter(results.values()))
     summaries = {name: summarise(result) for name, result in results.items()}
-    return StudyResult(study, results, summaries, first.config.num_slots, unlimited_hit_rate(first))
+    num_slots = sorted({config.num_slots for config in configs.values()})
+    return StudyResult(study, results, summaries, num_slots, unlimited_hit_rate(first))
 
 
 def show(result: StudyResult, plot: Path | None, html: Path | None, as_json: bool) -> None:
