@@ -8,6 +8,7 @@ import pytest
 
 from octavo.errors import EngineError
 from octavo.request import FinishReason, split_id
+from octavo.scheduler.admission import StepBudget
 from octavo.scheduler.step import StepResult
 from tests.helpers.simulation import Simulation
 
@@ -72,6 +73,21 @@ def test_a_group_is_preempted_and_resumed_as_one() -> None:
     sim.check_end()
     assert (beams, True) in preempted and first not in {request_id for request_id, _ in preempted}
     assert resumed.count(beams) == preempted.count((beams, True)) == sim.requests[beams].num_preemptions
+
+
+def test_stepping_back_loses_nothing_though_the_first_beam_was_dropped() -> None:
+    sim = Simulation(block_size=4)
+    request_id = add_beams(sim, 6, 3, max_tokens=20, early_stopping="never", length_penalty=2.0)
+    sim.step()
+    search = sim.scheduler._queues.searches[request_id]
+    while request_id in {beam.id for beam in search.beams} or search.beams[0].num_computed < 14:
+        sim.step()
+    before, num_computed = [beam.num_computed for beam in search.beams], sum(plan.num_tokens for plan in sim.runner.plans)
+    sim.scheduler._room.step_back(search.request, 1, StepBudget(64))
+    assert [beam.num_computed for beam in search.beams] == before and len(sim.scheduler._queues.running) == 0
+    sim.step()
+    assert sum(plan.num_tokens for plan in sim.runner.plans) == num_computed + 3
+    sim.run()
 
 
 def test_aborting_ends_all_beams_and_one_output_cannot_be_aborted() -> None:

@@ -68,7 +68,7 @@ class RoomMaker:
 
     def step_back(self, request: Request, missing: int, budget: StepBudget) -> None:
         """Stop a running request that cannot go on. It keeps its blocks."""
-        self._take(request, request, missing, len(request.token_ids), budget)
+        self._take(request, request, missing, max(part.num_computed for part in self._queues.parts(request)), budget)
 
     def _ids(self, request: Request) -> list[int]:
         return [part.id for part in self._queues.parts(request)]
