@@ -30,7 +30,7 @@ from octavo.planner.workload import Run, SimRequest, Workload
 from octavo.request import SamplingParams
 from octavo.scheduler.step import StepPlan, StepResult
 
-BUDGET, BLOCK_SIZE, NUM_BLOCKS, LONGEST = 256, 16, 2048, 2048
+BUDGET, BLOCK_SIZE, NUM_BLOCKS, LONGEST = 256, 16, 400, 1536
 
 
 class Clock:
@@ -121,7 +121,7 @@ def main() -> None:
     core._runner = watch
     vocab = llm.vocab_size
     at_once, uneven = Arrivals("at_once"), Arrivals("poisson", 1.5)
-    play(core, watch, clock, drawn(0, 4, Lengths("fixed", 64), Lengths("fixed", 8), at_once, vocab))  # warm
+    play(core, watch, clock, drawn(0, 5, Lengths("fixed", 1300), Lengths("fixed", 8), at_once, vocab))  # first touch of every block
     short, long = Lengths("lognormal", 150, 1.0, high=900), Lengths("lognormal", 300, 0.7, high=900)
     known = [
         drawn(seed, count, prompt, Lengths("lognormal", 30, 0.8, high=100), arrivals, vocab)
