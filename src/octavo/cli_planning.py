@@ -96,7 +96,9 @@ def simulate(
     model: Annotated[str, typer.Option("--model", "-m", help="As in octavo plan.")] = "llama-3.1-8b",
     gpu: Annotated[str, typer.Option(help="A device by name: its memory and published speed.")] = "A100-40GB",
     memory: Memory = None,
-    kv_memory: Annotated[str | None, typer.Option(help="Bytes for keys and values, instead of what the device has left; several, comma-separated.")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Bytes for keys and values, instead of what the device has left; several, comma-separated.")
+    ] = None,
     latency: Annotated[
         Path | None, typer.Option(help="JSON with the coefficients of a fitted latency model, instead of the device's.")
     ] = None,
