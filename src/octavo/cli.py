@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from octavo.cli_planning import register as register_planning
 from octavo.server.serve import serve
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.command()(serve)
+register_planning(app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]

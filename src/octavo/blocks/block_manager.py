@@ -52,6 +52,11 @@ class BlockManager:
         return self.pool.num_free
 
     @property
+    def num_cached(self) -> int:
+        """Of these, the ones whose tokens can still be found."""
+        return self._cache.num_cached
+
+    @property
     def num_evictions(self) -> int:
         """Findable blocks lost because they were handed out, or because one before them was."""
         return self._cache.num_evictions

@@ -1,0 +1,229 @@
+"""``octavo plan`` and ``octavo simulate``. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from octavo.planner.known_models import PlannedModel
+    from octavo.planner.latency_model import LatencyModel
+    from octavo.planner.workload import SimRequest
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Memory = Annotated[
+    str | None, typer.Option(help="Bytes of a device or machine, such as 24GiB. Default: --gpu's, or what is available here.")
+]
+Gpu = Annotated[str | None, typer.Option(help="A device by name, such as H100: its memory, and its published speed.")]
+Trace = Annotated[Path | None, typer.Option(help="CSV or JSON lines with arrivals, prompt and output tokens.")]
+Dtype = Annotated[str, typer.Option(help="Of the weights: bfloat16, float32, fp8 or int8.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(plan)
+    app.command()(simulate)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, well-known name, or installed model package.")],
+    memory: Memory = None,
+    gpu: Gpu = None,
+    dtype: Dtype = "bfloat16",
+    kv_dtype: Annotated[list[str] | None, typer.Option(help="Of keys and values; may be given several times.")] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens per KV block, for the engine's start and the settings.")] = 16,
+    kv_memory: Annotated[str | None, typer.Option(help="As the engine would be started with.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(help="As the engine would be started with.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Most tokens of one request. Default: the model's own limit.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
+    prompt_len: Annotated[int, typer.Option(help="Typical prompt.")] = 161,
+    output_len: Annotated[int, typer.Option(help="Typical output.")] = 339,
+    trace: Trace = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second to serve: how many replicas? Needs --gpu.")] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(help="Devices that share the model. Default: with --gpu as few as will do, else 1.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What fits: blocks, tokens and requests at once, before anything is loaded.
+
+    [bold]Examples[/]
+
+        octavo plan llama-3.1-8b --memory 24GiB --max-model-len 8192
+
+        octavo plan llama-3.1-70b --gpu H100 --rate 5
+
+        octavo plan smollm2-135m --trace azure_llm_2023_conv.csv
+    """
+    from octavo.config import CacheConfig, SchedulerConfig
+    from octavo.planner.memory_model import Lengths, plan_memory
+    from octavo.planner.plan_report import describe_plan, load_for
+
+    planned = find_model(model)
+    lengths = [Lengths(r.prompt_len, r.output_len) for r in _trace(trace)] if trace else [Lengths(prompt_len, output_len)]
+    found = plan_memory(
+        planned,
+        _memory(memory, gpu),
+        CacheConfig(block_size, kv_memory, num_blocks),
+        SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
+        dtype=dtype,
+        kv_dtypes=tuple(kv_dtype or ("bfloat16", "fp8")),
+        lengths=lengths,
+        tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
+    )
+    load = load_for(planned, found, lengths, rate, gpu) if rate is not None else None
+    if as_json:
+        print(json.dumps(found.as_dict() | {"load": load and load.as_dict()}, indent=1))
+    else:
+        print(describe_plan(planned, found, lengths, load))
+    if not found.settings:
+        raise typer.Exit(1)
+
+
+def simulate(
+    workload: Annotated[
+        str, typer.Argument(help="chat, code, rag, agent, document, enterprise or classify; ignored with --trace.")
+    ] = "chat",
+    trace: Trace = None,
+    paper: Annotated[bool, typer.Option("--paper", help="The memory study of the PagedAttention paper, beside its figures.")] = False,
+    num_requests: Annotated[int, typer.Option(help="Requests to draw, or to take from the trace.")] = 500,
+    rate: Annotated[float | None, typer.Option(help="Requests a second, instead of the workload's own.")] = None,
+    speed: Annotated[float, typer.Option(help="How many times faster a trace is played.")] = 1.0,
+    model: Annotated[str, typer.Option("--model", "-m", help="As in octavo plan.")] = "llama-3.1-8b",
+    gpu: Annotated[str, typer.Option(help="A device by name: its memory and published speed.")] = "A100-40GB",
+    memory: Memory = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Bytes for keys and values, instead of what the device has left; several, comma-separated.")
+    ] = None,
+    latency: Annotated[
+        Path | None, typer.Option(help="JSON with the coefficients of a fitted latency model, instead of the device's.")
+    ] = None,
+    scheme: Annotated[str, typer.Option(help="Comma-separated: paged, maximum, power_of_two, oracle, growing, static; or all.")] = "paged",
+    block_size: Annotated[str, typer.Option(help="Tokens per block; several, comma-separated, or sweep for 1 to 256.")] = "16",
+    placement: Annotated[str, typer.Option(help="Of contiguous regions: first_fit or buddy.")] = "first_fit",
+    prefix_caching: Annotated[bool, typer.Option(help="Find the beginnings of prompts in the cache.")] = True,
+    max_model_len: Annotated[int, typer.Option(help="Most tokens of one request; longer ones are refused.")] = 8192,
+    max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
+    replicas: Annotated[int, typer.Option(help="Engines behind a router.")] = 1,
+    router: Annotated[str, typer.Option(help="round_robin, least_loaded or prefix_aware.")] = "round_robin",
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure: .png or .svg. Needs matplotlib.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report: one HTML file with everything in it. Needs matplotlib.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Play a workload or a trace through the engine's own scheduler under a virtual clock.
+
+    [bold]Examples[/]
+
+        octavo simulate --paper
+
+        octavo simulate chat --rate 20 --scheme all --kv-memory 4GiB
+
+        octavo simulate --trace mooncake_conversation.jsonl --num-requests 1000 --max-model-len 131072 --gpu H100
+
+        octavo simulate rag --block-size sweep --html report.html
+    """
+    from octavo.planner.studies import Study, run_study, show
+
+    if paper:
+        _paper(plot, as_json)
+        return
+    planned = find_model(model)
+    requests = _trace(trace, num_requests, speed) if trace else _drawn(workload, num_requests, rate, max_model_len, seed)
+    study = Study(
+        title=trace.name if trace else workload,
+        model=planned,
+        gpu=gpu,
+        memory=_memory(memory, gpu),
+        kv_memory=kv_memory,
+        latency=_fitted(latency),
+        schemes=_list(scheme),
+        block_sizes=_list(block_size),
+        placement=placement,
+        prefix_caching=prefix_caching,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_replicas=replicas,
+        router=router,
+    )
+    show(run_study(study, requests), plot, html, as_json)
+
+
+def _paper(plot: Path | None, as_json: bool) -> None:
+    from octavo.planner.paper import paper_study
+
+    study = paper_study()
+    print(json.dumps(study.as_dict(), indent=1) if as_json else study.describe())
+    if plot is not None:
+        from octavo.planner.plots import plot_paper
+
+        plot_paper(study, plot)
+
+
+def find_model(name: str) -> PlannedModel:
+    """A model from a config alone: directory, GGUF header, well-known name, or installed package."""
+    from octavo.planner.known_models import KNOWN_MODELS, PlannedModel, model_from_config
+
+    path = Path(name).expanduser()
+    if (path / "config.json").is_file():
+        return model_from_config(path / "config.json")
+    if name in KNOWN_MODELS and not path.exists():
+        return KNOWN_MODELS[name]
+    from octavo.errors import ModelLoadError
+    from octavo.models.locate import locate
+    from octavo.models.weights import open_checkpoint
+
+    try:
+        return PlannedModel(name, open_checkpoint(locate(name)).spec)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
+
+
+def _memory(memory: str | None, gpu: str | None) -> int:
+    from octavo.config import parse_bytes
+    from octavo.engine.memory import available_memory
+    from octavo.planner.latency_model import named_device
+
+    if memory is not None:
+        return parse_bytes(memory)
+    return named_device(gpu).memory if gpu is not None else available_memory()
+
+
+def _trace(path: Path, count: int | None = None, speed: float = 1.0) -> list[SimRequest]:
+    from octavo.planner.traces import read_trace
+
+    return read_trace(path, count, speed=speed)
+
+
+def _drawn(name: str, count: int, rate: float | None, max_model_len: int, seed: int) -> list[SimRequest]:
+    from dataclasses import replace
+
+    from octavo.planner.workload import named_workload
+
+    workload = named_workload(name)
+    workload = replace(workload, max_model_len=min(workload.max_model_len, max_model_len))
+    return (workload if rate is None else workload.at_rate(rate)).requests(count, seed)
+
+
+def _fitted(path: Path | None) -> LatencyModel | None:
+    from octavo.errors import ConfigError
+    from octavo.planner.latency_model import LinearLatency
+
+    if path is None:
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+        return LinearLatency(**{name: float(value) for name, value in values.items()})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        names = ", ".join(LinearLatency().as_dict())
+        raise ConfigError(f"{path} is no latency model ({error}): it must be a JSON object of seconds, with names among {names}") from error
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

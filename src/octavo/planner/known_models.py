@@ -1,0 +1,85 @@
+"""Well-known models by name, so that a plan needs no file. The numbers are those of each model's published config.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import ModelLoadError
+from octavo.models.architectures import spec_from_hf
+from octavo.models.spec import DecoderSpec, RotarySpec
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
+"""Bytes of an element as the planner counts them; scales of int8 and fp8 are under a hundredth."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """What a plan needs to know of a model."""
+
+    name: str
+    spec: DecoderSpec
+    num_parameters: int | None = None
+    """Where the spec does not give them: models outside the Llama family."""
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of the weights."""
+        if self.num_parameters is None:
+            return self.spec.weight_bytes("bfloat16") * int(BYTES[dtype] * 2) // 4
+        return int(self.num_parameters * BYTES[dtype])
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of keys and values of one token over all layers: 2 x layers x kv heads x head_dim x bytes."""
+        return self.spec.kv_bytes_per_token("bfloat16") * int(BYTES[dtype] * 2) // 4
+
+
+def _llama(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int,
+    *, tied: bool = False, head_dim: int | None = None, architecture: str = "LlamaForCausalLM", window: int | None = None,
+    parameters: int | None = None,
+) -> PlannedModel:  # fmt: skip
+    dim = head_dim or hidden // heads
+    spec = DecoderSpec(architecture, layers, hidden, heads, kv_heads, dim, ffn, vocab, context, RotarySpec(dim), tied_head=tied,
+                       qkv_bias=architecture.startswith("Qwen2"), sliding_window=window)  # fmt: skip
+    return PlannedModel(name, spec, parameters)
+
+
+_QWEN = "Qwen2ForCausalLM"
+
+KNOWN_MODELS = {model.name: model for model in (
+    _llama("smollm2-135m", 30, 576, 9, 3, 1536, 49_152, 8192, tied=True),
+    _llama("smollm2-360m", 32, 960, 15, 5, 2560, 49_152, 8192, tied=True),
+    _llama("smollm2-1.7b", 24, 2048, 32, 32, 8192, 49_152, 8192, tied=True),
+    _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32_000, 2048),
+    _llama("llama-2-7b", 32, 4096, 32, 32, 11_008, 32_000, 4096),
+    _llama("llama-2-13b", 40, 5120, 40, 40, 13_824, 32_000, 4096),
+    _llama("llama-2-70b", 80, 8192, 64, 8, 28_672, 32_000, 4096),
+    _llama("llama-3-8b", 32, 4096, 32, 8, 14_336, 128_256, 8192),
+    _llama("llama-3.1-8b", 32, 4096, 32, 8, 14_336, 128_256, 131_072),
+    _llama("llama-3.1-70b", 80, 8192, 64, 8, 28_672, 128_256, 131_072),
+    _llama("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128_256, 131_072, tied=True),
+    _llama("llama-3.2-3b", 28, 3072, 24, 8, 8192, 128_256, 131_072, tied=True),
+    _llama("mistral-7b-v0.1", 32, 4096, 32, 8, 14_336, 32_000, 32_768, architecture="MistralForCausalLM", window=4096),
+    _llama("mistral-7b-v0.3", 32, 4096, 32, 8, 14_336, 32_768, 32_768, architecture="MistralForCausalLM"),
+    _llama("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151_936, 32_768, tied=True, architecture=_QWEN),
+    _llama("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151_936, 32_768, tied=True, architecture=_QWEN),
+    _llama("qwen2.5-3b", 36, 2048, 16, 2, 11_008, 151_936, 32_768, tied=True, architecture=_QWEN),
+    _llama("qwen2.5-7b", 28, 3584, 28, 4, 18_944, 152_064, 32_768, architecture=_QWEN),
+    _llama("qwen2.5-14b", 48, 5120, 40, 8, 13_824, 152_064, 32_768, architecture=_QWEN),
+    _llama("qwen2.5-32b", 64, 5120, 40, 8, 27_648, 152_064, 32_768, architecture=_QWEN),
+    _llama("qwen2.5-72b", 80, 8192, 64, 8, 29_568, 152_064, 32_768, architecture=_QWEN),
+    _llama("opt-13b", 40, 5120, 40, 40, 20_480, 50_272, 2048, tied=True, architecture="OPTForCausalLM", parameters=12_853_473_280),
+)}  # fmt: skip
+"""OPT is here for the study of the paper; the engine does not run it."""
+
+
+def model_from_config(path: Path) -> PlannedModel:
+    """A model from its config.json. Raises ModelLoadError naming the field that is wrong or not supported."""
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} is not a config.json: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{path} is not a config.json: it holds no object")
+    return PlannedModel(path.parent.name or str(path.parent), spec_from_hf(config))

@@ -1,0 +1,271 @@
+"""What fits: bytes per token, blocks, requests at once, devices for a load; from a model's numbers alone.
+
+The blocks are those of the engine: the same function settles them at its start (``engine.memory.plan_cache``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from octavo.blocks import blocks_for
+from octavo.config import LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig
+from octavo.engine.memory import TYPICAL_TOKENS, CachePlan, format_bytes, plan_cache
+from octavo.errors import ConfigError, MemoryConfigError
+from octavo.models.spec import DecoderSpec
+from octavo.planner.known_models import BYTES, KNOWN_MODELS, PlannedModel
+from octavo.planner.latency_model import LatencyModel, StepLoad
+
+ENGINE_DTYPES = ("float32", "bfloat16")
+"""What the engine itself can keep weights and KV in; the others are planned for machines that can."""
+SPARE = 0.95
+"""Share of the memory that is planned with; the rest is for fragmentation and the runtime."""
+
+
+class Lengths(NamedTuple):
+    """Prompt and output tokens of one request."""
+
+    prompt: int
+    output: int
+
+
+TYPICAL = Lengths(161, TYPICAL_TOKENS - 161)
+
+
+def workspace_bytes(spec: DecoderSpec, scheduler: SchedulerConfig) -> int:
+    """Activations of the largest step, in float32: each row's buffers in one layer, and a row of logits per request."""
+    rows = scheduler.max_num_batched_tokens
+    row = 3 * spec.hidden_size + spec.qkv_size + spec.num_heads * spec.head_dim + 3 * spec.ffn_size
+    return 4 * (rows * row + min(rows, scheduler.max_num_seqs) * spec.vocab_size)
+
+
+def layer_groups(spec: DecoderSpec) -> list[tuple[int, int | None]]:
+    """(layers, window) for each window that occurs; None is all tokens."""
+    windows = [spec.window(layer) for layer in range(spec.num_layers)]
+    return [(windows.count(window), window) for window in sorted(set(windows), key=lambda w: w or 0)]
+
+
+def kv_bytes_of_request(model: PlannedModel, num_tokens: int, dtype: str, windows: bool = False) -> int:
+    """Bytes of keys and values of one request. With ``windows``, layers keep no more than their window, as a pool per layer
+    group would; the engine's one pool keeps all."""
+    layer = model.kv_bytes_per_token(dtype) // model.spec.num_layers
+    kept = (count * min(num_tokens, window) if windows and window else count * num_tokens for count, window in layer_groups(model.spec))
+    return layer * sum(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What fits with one block size and KV dtype."""
+
+    block_size: int
+    kv_dtype: str
+    num_blocks: int
+    num_tokens: int
+    at_maximum: int
+    """Requests of max_model_len at once."""
+    at_typical: int
+    """Requests of typical length at once, each at its end."""
+    on_average: float
+    """Requests of the trace (or typical ones) at once, weighted by how long they stay, each as long as it is at the time."""
+    table_entries: int
+    """Of a request of max_model_len."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Everything ``octavo plan`` tells."""
+
+    model: str
+    memory: int
+    """Bytes of one device, or of the machine."""
+    dtype: str
+    max_model_len: int
+    tensor_parallel: int
+    weights: int
+    workspace: int
+    kv_memory: int
+    """Bytes left for keys and values, over all devices; may be negative."""
+    bytes_per_token: dict[str, int]
+    groups: list[tuple[int, int | None]]
+    fits: list[Fit]
+    engine: CachePlan | None
+    """What the engine settles at its start with the given settings and so much memory available, or None where it refuses ..."""
+    refusal: str | None
+    """... and why."""
+    settings: dict[str, Any]
+    """Arguments of ``LLM`` that use all of the memory; empty where nothing fits."""
+    advice: list[str]
+    """What would fit, where this does not."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan_memory(
+    model: PlannedModel,
+    memory: int,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    *,
+    dtype: str = "bfloat16",
+    kv_dtypes: Sequence[str] = ("bfloat16", "fp8"),
+    lengths: Sequence[Lengths] = (TYPICAL,),
+    tensor_parallel: int | None = None,
+) -> MemoryPlan:
+    """Work out what fits into ``memory`` bytes. ``tensor_parallel`` devices of that size, or as few as will do."""
+    for name in (dtype, *kv_dtypes):
+        if name not in BYTES:
+            raise ConfigError(f"dtype {name!r} is not known to the planner; choose one of {', '.join(BYTES)}")
+    longest = min(scheduler.max_model_len or model.spec.max_position, model.spec.max_position)
+    weights, workspace = model.weight_bytes(dtype), workspace_bytes(model.spec, scheduler)
+    degree = tensor_parallel or _tensor_parallel(model, memory, weights, workspace, kv_dtypes[0])
+    left = int(degree * memory * SPARE) - weights - degree * workspace
+    fits = [fit for kv in kv_dtypes for size in LEGAL_BLOCK_SIZES if (fit := _fit(model, left, size, kv, longest, lengths)).num_blocks]
+    engine, refusal = _engine_start(model, memory, cache, scheduler, dtype) if degree == 1 else (None, "it runs on one device")
+    settings = _settings(model, left, cache, scheduler, kv_dtypes[0], longest, lengths)
+    return MemoryPlan(
+        model=model.name,
+        memory=memory,
+        dtype=dtype,
+        max_model_len=longest,
+        tensor_parallel=degree,
+        weights=weights,
+        workspace=workspace * degree,
+        kv_memory=left,
+        bytes_per_token={kv: model.kv_bytes_per_token(kv) for kv in kv_dtypes},
+        groups=layer_groups(model.spec),
+        fits=fits,
+        engine=engine,
+        refusal=refusal,
+        settings=settings,
+        advice=[] if settings.get("max_model_len") == longest else _advice(model, memory, weights, workspace, kv_dtypes[0], longest),
+    )
+
+
+def _fit(model: PlannedModel, left: int, size: int, kv_dtype: str, longest: int, lengths: Sequence[Lengths]) -> Fit:
+    num_blocks = max(0, left) // (model.kv_bytes_per_token(kv_dtype) * size)
+    typical = sum(n.prompt + n.output for n in lengths) // len(lengths)
+    return Fit(
+        block_size=size,
+        kv_dtype=kv_dtype,
+        num_blocks=num_blocks,
+        num_tokens=num_blocks * size,
+        at_maximum=num_blocks // blocks_for(longest, size),
+        at_typical=num_blocks // blocks_for(min(longest, typical), size),
+        on_average=num_blocks / mean_blocks(lengths, size),
+        table_entries=blocks_for(longest, size),
+    )
+
+
+def mean_blocks(lengths: Sequence[Lengths], block_size: int) -> float:
+    """Blocks that a running request holds on average.
+
+    A request stays as long as its output, and holds blocks for its prompt and what there is of the output: half, on average, and half a
+    block that is not filled.
+    """
+    stay = sum(n.output for n in lengths)
+    held = sum(n.output * (n.prompt + n.output / 2) for n in lengths) / stay
+    return held / block_size + (block_size - 1) / (2 * block_size)
+
+
+def _engine_start(
+    model: PlannedModel, memory: int, cache: CacheConfig, scheduler: SchedulerConfig, dtype: str
+) -> tuple[CachePlan | None, str | None]:
+    if dtype not in ENGINE_DTYPES or model.num_parameters is not None:
+        return None, f"the engine does not run {model.name} in {dtype}; it runs the Llama family in {' or '.join(ENGINE_DTYPES)}"
+    try:
+        return plan_cache(model.spec, dtype, cache, scheduler, memory), None
+    except MemoryConfigError as error:
+        return None, str(error)
+
+
+def _settings(
+    model: PlannedModel, left: int, cache: CacheConfig, scheduler: SchedulerConfig, kv_dtype: str, longest: int, lengths: Sequence[Lengths]
+) -> dict[str, Any]:
+    """Arguments that use what is left, in whole blocks."""
+    size = cache.block_size
+    block_bytes = model.kv_bytes_per_token(kv_dtype) * size
+    num_blocks = left // block_bytes
+    if num_blocks < blocks_for(2, size):
+        return {}
+    at_once = max(1, int(num_blocks / mean_blocks(lengths, size)))
+    return {
+        "block_size": size,
+        "kv_memory": num_blocks * block_bytes,
+        "max_model_len": min(longest, num_blocks * size),
+        "max_num_seqs": min(at_once, scheduler.max_num_seqs),
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+    }
+
+
+def _tensor_parallel(model: PlannedModel, memory: int, weights: int, workspace: int, kv_dtype: str) -> int:
+    """The fewest devices, a power of two that divides the kv heads, that leave a tenth of the memory to keys and values; or 1."""
+    degree = 1
+    while model.spec.num_kv_heads % degree == 0:
+        if degree * (memory * SPARE - workspace) - weights >= max(0.1 * degree * memory, model.kv_bytes_per_token(kv_dtype) * 256):
+            return degree
+        degree *= 2
+    return 1
+
+
+def _advice(model: PlannedModel, memory: int, weights: int, workspace: int, kv_dtype: str, longest: int) -> list[str]:
+    request, token = kv_bytes_of_request(model, longest, kv_dtype), model.kv_bytes_per_token(kv_dtype)
+    need = int((weights + workspace + request) / SPARE) + 1
+    found = [
+        f"a device with {format_bytes(need)}: weights {format_bytes(weights)}, one request of {longest:,} tokens {format_bytes(request)}"
+    ]
+    tokens = (int(memory * SPARE) - weights - workspace) // token
+    if tokens >= 256:
+        found.append(f"max_model_len={tokens // 256 * 256}, at most {tokens:,} tokens for one request")
+    degree = _tensor_parallel(model, memory, weights, workspace, kv_dtype)
+    if degree > 1:
+        found.append(f"{degree} such devices by tensor parallelism")
+    if weights + workspace + 2048 * token > memory * SPARE:
+        smaller = [m for m in KNOWN_MODELS.values() if m.num_parameters is None and _smallest(m, kv_dtype) <= memory * SPARE]
+        if smaller:
+            found.append(f"a smaller model, such as {max(smaller, key=lambda m: m.weight_bytes('bfloat16')).name}")
+    return found
+
+
+def _smallest(model: PlannedModel, kv_dtype: str) -> int:
+    """Bytes with which a model is of any use: 2,048 tokens of KV."""
+    workspace = workspace_bytes(model.spec, SchedulerConfig())
+    return model.weight_bytes("bfloat16") + workspace + 2048 * model.kv_bytes_per_token(kv_dtype)
+
+
+# ---------------------------------------------------------------- a load
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Replicas for a target load."""
+
+    rate: float
+    """Requests a second wanted."""
+    capacity: float
+    """Requests a second that one replica completes when it is full."""
+    at_once: int
+    """Requests that run at once then."""
+    step_seconds: float
+    """Of a step of that many decodes: the time per output token."""
+    replicas: int
+
+
+def plan_load(
+    latency: LatencyModel, lengths: Sequence[Lengths], at_once: int, rate: float, utilisation: float = 0.8
+) -> LoadPlan:  # fmt: skip
+    """Replicas that serve ``rate`` requests a second, each used to ``utilisation`` of what it completes when full.
+
+    A full replica runs ``at_once`` requests; each takes its share of the decode steps, and its prefill by itself.
+    """
+    if at_once < 1:
+        raise ConfigError("no request fits, so no number of replicas serves a load; see what would fit")
+    count = len(lengths)
+    prompt, output = (sum(column) / count for column in zip(*lengths, strict=True))
+    context = int(at_once * (prompt + output / 2))
+    step = latency.seconds(StepLoad(at_once, at_once, at_once, context, context))
+    chunk = int(prompt)
+    prefill = latency.seconds(StepLoad(chunk, 1, 1, chunk, chunk * (chunk + 1) // 2)) - latency.seconds(StepLoad(0, 0, 0, 0, 0))
+    capacity = 1 / (output * step / at_once + max(0.0, prefill))
+    return LoadPlan(rate, capacity, at_once, step, max(1, -int(-rate // (capacity * utilisation))))

@@ -1,0 +1,243 @@
+"""Figures of a simulation as plain values, and tables of them as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from octavo.planner.accounting import Usage, UsageMean
+from octavo.planner.allocators import ContiguousManager
+from octavo.planner.replica import Record, Replica
+from octavo.planner.simulate import SimResult
+
+BLOCK_ID_BYTES = 4
+"""Of an entry of a block table."""
+
+
+def percentiles(values: Iterable[float]) -> dict[str, float]:
+    """The 50th, 90th and 99th percentile: each the smallest value that so many per cent do not exceed; and the mean.
+
+    >>> percentiles([4.0, 1.0, 3.0, 2.0])
+    {'p50': 2.0, 'p90': 4.0, 'p99': 4.0, 'mean': 2.5}
+    """
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    found = {f"p{p}": ordered[max(0, -(-len(ordered) * p // 100) - 1)] for p in (50, 90, 99)}
+    return found | {"mean": sum(ordered) / len(ordered)}
+
+
+def ttft(record: Record) -> float | None:
+    """Seconds from arrival to the first token."""
+    m = record.metrics
+    return None if m is None or m.first_token_time is None else m.first_token_time - record.arrival
+
+
+def tpot(record: Record) -> float | None:
+    """Seconds per output token after the first."""
+    m = record.metrics
+    if m is None or m.first_token_time is None or m.finish_time is None or record.num_output < 2:
+        return None
+    return (m.finish_time - m.first_token_time) / (record.num_output - 1)
+
+
+def latency(record: Record) -> float | None:
+    """Seconds from arrival to the last token."""
+    m = record.metrics
+    return None if m is None or m.finish_time is None or not record.completed else m.finish_time - record.arrival
+
+
+def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -> dict[str, Any]:
+    """All figures. ``goodput`` counts completed requests that kept both limits, in seconds."""
+    records, seconds = result.records, max(result.seconds, 1e-9)
+    completed = [record for record in records if record.completed]
+    num_output = sum(record.num_output for record in records)
+    stats = [replica.core.stats() for replica in result.replicas]
+    return {
+        "scheme": result.config.scheme,
+        "block_size": result.config.block_size if result.config.scheme == "paged" else None,
+        "num_replicas": len(result.replicas),
+        "requests": _counts(records),
+        "seconds": seconds,
+        "throughput": {
+            "requests_per_second": len(completed) / seconds,
+            "output_tokens_per_second": num_output / seconds,
+            "prompt_tokens_per_second": sum(r.request.prompt_len for r in completed) / seconds,
+            "goodput": sum(_kept(record, max_ttft, max_tpot) for record in completed) / seconds,
+        },
+        "ttft": percentiles(x for x in map(ttft, records) if x is not None),
+        "tpot": percentiles(x for x in map(tpot, records) if x is not None),
+        "latency": percentiles(x for x in map(latency, records) if x is not None),
+        "memory": memory_shares(result.replicas),
+        "batch": _batch(result.replicas),
+        "preemptions": sum(s["num_preemptions"] for s in stats),
+        "tokens_computed": sum(s["num_tokens_computed"] for s in stats) + sum(r.runner.num_leapt_tokens for r in result.replicas),
+        "steps": sum(r.runner.num_steps for r in result.replicas),
+        "prefix": prefix_figures(stats),
+        "metadata": _metadata(result),
+        "copies": _copies(result.replicas),
+    }
+
+
+def _counts(records: Sequence[Record]) -> dict[str, int]:
+    reasons = [record.reason for record in records]
+    return {
+        "all": len(records),
+        "completed": reasons.count("length"),
+        "given_up": reasons.count("abort"),
+        "refused": reasons.count("refused"),
+    }
+
+
+def _kept(record: Record, max_ttft: float, max_tpot: float) -> bool:
+    first, following = ttft(record), tpot(record)
+    return first is not None and first <= max_ttft and (following is None or following <= max_tpot)
+
+
+def merged(means: Sequence[UsageMean]) -> UsageMean:
+    """Means of several replicas as one."""
+    total = UsageMean()
+    for mean in means:
+        total.seconds += mean.seconds
+        total.batch += mean.batch
+        total.max_running = max(total.max_running, mean.max_running)
+        total.sums = [a + b for a, b in zip(total.sums, mean.sums, strict=True)]
+    return total
+
+
+def memory_shares(replicas: Sequence[Replica]) -> dict[str, Any]:
+    """Shares of all slots by kind: over all steps, and over those in which requests waited."""
+    every, pressed = (merged([getattr(r.runner, name) for r in replicas]) for name in ("all", "pressed"))
+    return {"all": every.shares(), "pressed": pressed.shares(), "pressed_seconds": pressed.seconds}
+
+
+def _batch(replicas: Sequence[Replica]) -> dict[str, float]:
+    every, pressed = (merged([getattr(r.runner, name) for r in replicas]) for name in ("all", "pressed"))
+    return {"mean": every.mean_running, "mean_pressed": pressed.mean_running, "max": every.max_running}
+
+
+def prefix_figures(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Tokens found in the prefix cache, of those looked for."""
+    found = [s.get("prefix_cache", {}) for s in stats]
+    asked, saved = (sum(f.get(name, 0) for f in found) for name in ("tokens_asked", "tokens_saved"))
+    return {"tokens_asked": asked, "tokens_saved": saved, "hit_rate": saved / asked if asked else 0.0}
+
+
+def _metadata(result: SimResult) -> dict[str, float]:
+    """Cost of block tables: entries per running request, and their bytes over the batch."""
+    entries, rows = (sum(getattr(r.runner, name) for r in result.replicas) for name in ("num_table_entries", "num_rows"))
+    steps = sum(r.runner.num_steps for r in result.replicas)
+    return {"table_entries_per_request": entries / max(1, rows), "table_bytes_per_step": BLOCK_ID_BYTES * entries / max(1, steps)}
+
+
+def _copies(replicas: Sequence[Replica]) -> dict[str, int]:
+    contiguous = [r.blocks for r in replicas if isinstance(r.blocks, ContiguousManager)]
+    return {"slots_copied": sum(b.num_slots_copied for b in contiguous), "stalls": sum(b.num_stalls for b in contiguous)}
+
+
+def timeline(result: SimResult) -> list[tuple[float, int, Usage]]:
+    """(time, running requests, slots by kind) of the first replica, thinned out."""
+    return result.replicas[0].runner.all.timeline
+
+
+def unlimited_hit_rate(result: SimResult) -> float:
+    """The prefix hit rate that a cache without limits, shared by all, would have had: the upper bound.
+
+    Counts for each request, in order of arrival, the longest beginning that any earlier prompt had; at most all but its last
+    token, as the engine computes that always.
+    """
+    children: dict[tuple[int, int, int], int] = {}
+    found = asked = 0
+    for record in sorted(result.records, key=lambda r: (r.arrival, r.request.id)):
+        hit = _walk(children, record) if record.reason != "refused" else None
+        if hit is not None:
+            asked += record.request.prompt_len - 1
+            found += min(hit, record.request.prompt_len - 1)
+    return found / asked if asked else 0.0
+
+
+def _walk(children: dict[tuple[int, int, int], int], record: Record) -> int:
+    """Follow a prompt, run by run, as far as it is known; add what is not. Returns the tokens known."""
+    node, hit, known = 0, 0, True
+    for run in record.request.prompt:
+        key = (node, run.token, run.length)
+        known = known and key in children
+        hit += run.length if known else 0
+        node = children.setdefault(key, len(children) + 1)
+    return hit
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns under a header; numbers to the right.
+
+    >>> print(table(["name", "share"], [["a", 0.5], ["long", 12]]))
+    name  share
+    ----  -----
+    a       0.5
+    long     12
+    """
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(len(str(head)), *(len(row[i]) for row in texts)) if texts else len(head) for i, head in enumerate(header)]
+    lines = [[head.ljust(w) for head, w in zip(header, widths, strict=True)], ["-" * w for w in widths]]
+    for row, cells in zip(rows, texts, strict=True):
+        lines.append([c.rjust(w) if isinstance(v, int | float) or v is None or _is_share(c) else c.ljust(w)
+                      for v, c, w in zip(row, cells, widths, strict=True)])  # fmt: skip
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def _is_share(text: str) -> bool:
+    return text.endswith("%") and text[:-1].strip().replace(".", "").replace(",", "").isdigit()
+
+
+def _text(cell: object) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Runs side by side: speed in one table, memory in the other."""
+    speed = table(
+        [
+            "run",
+            "req/s",
+            "out tok/s",
+            "goodput",
+            "TTFT p50",
+            "p90",
+            "p99",
+            "TPOT p50",
+            "p90",
+            "end p50",
+            "p99",
+            "batch",
+            "preempt",
+            "hit rate",
+        ],
+        [_speed_row(name, s) for name, s in summaries.items()],
+    )
+    memory = table(
+        ["run", "used", "reserved", "internal", "external", "free", "shared", "cached", "copied slots", "table entries"],
+        [_memory_row(name, s) for name, s in summaries.items()],
+    )
+    return f"{speed}\n\nShares of the KV memory, averaged over time (while requests waited, where any did):\n{memory}"
+
+
+def _speed_row(name: str, s: Mapping[str, Any]) -> list[object]:
+    t = s["throughput"]
+    return [
+        name, t["requests_per_second"], t["output_tokens_per_second"], t["goodput"], *(s["ttft"].get(p) for p in ("p50", "p90", "p99")),
+        *(s["tpot"].get(p) for p in ("p50", "p90")), *(s["latency"].get(p) for p in ("p50", "p99")), s["batch"]["mean"], s["preemptions"],
+        f"{s['prefix']['hit_rate']:.1%}",
+    ]  # fmt: skip
+
+
+def _memory_row(name: str, s: Mapping[str, Any]) -> list[object]:
+    shares = s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"]
+    kinds = ("used", "reserved", "internal", "external", "free", "shared", "cached")
+    return [name, *(f"{shares[k]:.1%}" for k in kinds), s["copies"]["slots_copied"], s["metadata"]["table_entries_per_request"]]

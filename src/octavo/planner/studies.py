@@ -1,0 +1,152 @@
+"""``octavo simulate``: one workload through several schemes and block sizes, and what came out, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.config import LEGAL_BLOCK_SIZES, SchedulerConfig, parse_bytes
+from octavo.engine.memory import format_bytes
+from octavo.errors import ConfigError
+from octavo.planner.allocators import SCHEMES, Placement
+from octavo.planner.known_models import PlannedModel
+from octavo.planner.latency_model import LatencyModel, named_device, roofline
+from octavo.planner.memory_model import SPARE, workspace_bytes
+from octavo.planner.replica import SimConfig, slots_for
+from octavo.planner.report import comparison, summarise, unlimited_hit_rate
+from octavo.planner.simulate import SimResult, simulate
+from octavo.planner.workload import SimRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What to run, in the words of the command line."""
+
+    title: str
+    model: PlannedModel
+    gpu: str = "A100-40GB"
+    memory: int = 40 * 2**30
+    kv_memory: str | None = None
+    """Sizes, comma-separated, each of which is run."""
+    latency: LatencyModel | None = None
+    """A fitted model; None takes the device's published figures."""
+    schemes: tuple[str, ...] = ("paged",)
+    block_sizes: tuple[str, ...] = ("16",)
+    placement: str = "first_fit"
+    prefix_caching: bool = True
+    max_model_len: int = 8192
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    num_replicas: int = 1
+    router: str = "round_robin"
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        return SchedulerConfig(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def kv_sizes(self) -> dict[str, int]:
+        """Bytes for keys and values of one replica: those given, or what weights and workspace leave of the memory."""
+        if self.kv_memory is not None:
+            return {text.strip(): parse_bytes(text) for text in self.kv_memory.split(",")}
+        left = int(self.memory * SPARE) - self.model.weight_bytes("bfloat16") - workspace_bytes(self.model.spec, self.scheduler)
+        if left <= 0:
+            raise ConfigError(
+                f"{self.model.name} leaves no memory for keys and values on {format_bytes(self.memory)}: choose another --gpu or --model, "
+                "or give --kv-memory"
+            )
+        return {format_bytes(left): left}
+
+    def latency_model(self) -> LatencyModel:
+        """The one given, or the device's."""
+        if self.latency is not None:
+            return self.latency
+        token = self.model.kv_bytes_per_token("bfloat16")
+        return roofline(self.model.spec, self.model.weight_bytes("bfloat16"), token, named_device(self.gpu))
+
+    def configs(self) -> dict[str, SimConfig]:
+        """What is run, by name."""
+        if self.placement not in ("first_fit", "buddy"):
+            raise ConfigError(f"placement {self.placement!r} is not known; choose first_fit or buddy")
+        placement: Placement = "buddy" if self.placement == "buddy" else "first_fit"
+        token, memories, found = self.model.kv_bytes_per_token("bfloat16"), self.kv_sizes(), {}
+        for scheme in ("paged", *SCHEMES) if self.schemes == ("all",) else self.schemes:
+            sizes = self._sizes() if scheme == "paged" else (16,)
+            for size in sizes:
+                for label, memory in memories.items():
+                    name = " ".join([scheme, *([str(size)] if len(sizes) > 1 else []), *([label] if len(memories) > 1 else [])])
+                    found[name] = SimConfig(
+                        slots_for(memory, token), scheme, size, self.scheduler, self.max_model_len, self.prefix_caching, placement
+                    )
+        return found
+
+    def _sizes(self) -> tuple[int, ...]:
+        if self.block_sizes == ("sweep",):
+            return LEGAL_BLOCK_SIZES
+        try:
+            sizes = tuple(map(int, self.block_sizes))
+        except ValueError:
+            sizes = (0,)
+        if not sizes or not set(sizes) <= set(LEGAL_BLOCK_SIZES):
+            legal = ", ".join(map(str, LEGAL_BLOCK_SIZES))
+            raise ConfigError(f"block sizes {','.join(self.block_sizes)} are not legal; choose among {legal}, or sweep")
+        return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """What came out."""
+
+    study: Study
+    results: dict[str, SimResult]
+    summaries: dict[str, dict[str, Any]]
+    num_slots: list[int]
+    """Tokens that each KV memory holds."""
+    unlimited_hit_rate: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.study.title,
+            "model": self.study.model.name,
+            "num_slots": self.num_slots,
+            "unlimited_hit_rate": self.unlimited_hit_rate,
+            "runs": self.summaries,
+        }
+
+    def describe(self) -> str:
+        """Tables, as text."""
+        study, any_run = self.study, next(iter(self.summaries.values()))
+        counts = any_run["requests"]
+        speed = "a fitted latency model" if study.latency is not None else f"the published figures of {study.gpu}"
+        head = (
+            f"{study.title}: {counts['all']:,} requests ({counts['refused']:,} refused: longer than {study.max_model_len:,} tokens), "
+            f"{study.num_replicas} replica(s) of {study.model.name}, timed by {speed}\n"
+            f"KV memory {', '.join(study.kv_sizes())}: {', '.join(f'{n:,}' for n in self.num_slots)} tokens each; seconds throughout; "
+            f"goodput: first token within 2 s, then 0.2 s a token"
+        )
+        bound = f"\nPrefix hit rate of a cache without limits, shared by all: {self.unlimited_hit_rate:.1%}"
+        return f"{head}\n\n{comparison(self.summaries)}\n{bound}"
+
+
+def run_study(study: Study, requests: Sequence[SimRequest]) -> StudyResult:
+    """Run every scheme and block size on the same requests."""
+    latency, configs = study.latency_model(), study.configs()
+    results = {name: simulate(requests, config, latency, study.num_replicas, study.router) for name, config in configs.items()}
+    first = next(iter(results.values()))
+    summaries = {name: summarise(result) for name, result in results.items()}
+    num_slots = sorted({config.num_slots for config in configs.values()})
+    return StudyResult(study, results, summaries, num_slots, unlimited_hit_rate(first))
+
+
+def show(result: StudyResult, plot: Path | None, html: Path | None, as_json: bool) -> None:
+    """Print it, and write the figures asked for."""
+    print(json.dumps(result.as_dict(), indent=1) if as_json else result.describe())
+    if plot is not None or html is not None:
+        from octavo.planner.plots import write_html, write_plot
+
+        if plot is not None:
+            write_plot(result, plot)
+        if html is not None:
+            write_html(result, html)

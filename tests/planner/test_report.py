@@ -1,0 +1,146 @@
+"""Figures against counting by hand, and everything that is printed or drawn."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.planner.known_models import KNOWN_MODELS
+from octavo.planner.latency_model import LinearLatency
+from octavo.planner.paper import PAPER, paper_study
+from octavo.planner.replica import SimConfig
+from octavo.planner.report import summarise, unlimited_hit_rate
+from octavo.planner.simulate import simulate
+from octavo.planner.studies import Study, StudyResult, run_study
+from octavo.planner.workload import WORKLOADS, SimRequest, own_run, shared_run
+
+
+def test_memory_study_of_the_paper_within_five_points() -> None:
+    study = paper_study(250)
+    for scheme, paper in PAPER.items():
+        assert study.rows[scheme]["used"] == pytest.approx(paper["used"], abs=0.05), scheme
+    assert study.rows["maximum"]["batch"] == pytest.approx(PAPER["maximum"]["batch"])
+    assert study.gains["oracle"] > 2.2 * 0.9 and study.gains["maximum"] > 4.3 * 0.9
+    text = study.describe()
+    assert all(f"{number}. " in text for number in range(1, len(study.as_dict()["assumptions"]) + 1)) and "(20.4%)" in text
+
+
+def test_unlimited_cache_against_comparing_all_prompts() -> None:
+    chance = random.Random(1)
+    requests = []
+    for number in range(40):
+        runs = [shared_run(chance.randrange(3), 8) for _ in range(chance.randrange(4))] + [own_run(number, chance.randint(1, 5))]
+        if chance.random() < 0.3:
+            runs.pop()
+        requests.append(SimRequest(number, float(number), tuple(runs) or (shared_run(0, 8),), 1))
+    result = simulate(requests, SimConfig(4096, max_model_len=64), LinearLatency(per_step=0.01))
+    prompts = [r.token_ids().tolist() for r in requests]
+    found = 0
+    for number, prompt in enumerate(prompts):
+        best = max((common(prompt, other) // 8 * 8 for other in prompts[:number]), default=0)
+        found += min(best, len(prompt) - 1)
+    assert unlimited_hit_rate(result) == pytest.approx(found / sum(len(p) - 1 for p in prompts))
+
+
+def common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def test_the_real_cache_stays_below_the_unlimited_one() -> None:
+    requests = WORKLOADS["document"].at_rate(4.0).requests(120)
+    rates = []
+    for slots in (40_000, 400_000):
+        result = simulate(requests, SimConfig(slots, max_model_len=16_384), LinearLatency(per_step=0.01, per_token=1e-5))
+        rates.append(summarise(result)["prefix"]["hit_rate"])
+        bound = unlimited_hit_rate(result)
+    assert rates[0] < rates[1] <= bound + 0.01
+
+
+def test_figures_by_hand() -> None:
+    requests = [SimRequest(i, 0.0, (own_run(i, 16),), 4) for i in range(2)]
+    s = summarise(simulate(requests, SimConfig(1024, max_model_len=64), LinearLatency(per_step=0.5)), max_ttft=0.4)
+    assert s["requests"] == {"all": 2, "completed": 2, "given_up": 0, "refused": 0}
+    assert s["seconds"] == 2.0 and s["throughput"]["output_tokens_per_second"] == 4.0 and s["throughput"]["goodput"] == 0.0
+    assert (s["ttft"]["p50"], s["tpot"]["p90"], s["latency"]["p99"]) == (0.5, 0.5, 2.0)
+    assert s["batch"] == {"mean": 2.0, "mean_pressed": 0.0, "max": 2} and s["steps"] == 4
+    # 16 tokens in 1 block for one step, then 17 to 19 in 2.
+    assert s["memory"]["all"]["used"] == pytest.approx(2 * (16 + 17 + 18 + 19) / 4 / 1024)
+    assert s["metadata"]["table_entries_per_request"] == pytest.approx(7 / 4)
+
+
+def test_paging_gains_nothing_where_arithmetic_binds() -> None:
+    model = KNOWN_MODELS["llama-3.1-8b"]
+    requests = WORKLOADS["classify"].at_rate(100.0).requests(150)
+    study = Study("classify", model, schemes=("paged", "oracle"), prefix_caching=False)
+    runs = run_study(study, requests).summaries
+    speeds = [run["throughput"]["requests_per_second"] for run in runs.values()]
+    assert speeds[0] == pytest.approx(speeds[1], rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def small_study() -> StudyResult:
+    requests = WORKLOADS["rag"].at_rate(5.0).requests(40)
+    return run_study(Study("rag <1>", KNOWN_MODELS["llama-3.1-8b"], schemes=("all",), kv_memory="3GiB"), requests)
+
+
+def test_studies_print_and_dump(small_study: StudyResult) -> None:
+    text, data = small_study.describe(), json.loads(json.dumps(small_study.as_dict()))
+    assert list(data["runs"]) == ["paged", "maximum", "power_of_two", "oracle", "growing", "static"]
+    assert all(name in text for name in data["runs"])
+    for run in data["runs"].values():
+        shares = run["memory"]["all"]
+        assert sum(shares[k] for k in ("used", "reserved", "internal", "external", "free")) == pytest.approx(1)
+
+
+def test_figures_and_the_report_stand_alone(small_study: StudyResult, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from octavo.planner.plots import write_html, write_plot
+
+    for name in ("a.png", "a.svg"):
+        write_plot(small_study, tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000
+    write_html(small_study, tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert "<svg" in page and "rag &lt;1&gt;" in page and "<script" not in page and 'src="' not in page and 'href="http' not in page
+    with pytest.raises(ConfigError, match="png"):
+        write_plot(small_study, tmp_path / "a.pdf")
+
+
+def test_memory_against_goodput(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from octavo.planner.plots import write_plot
+
+    requests = WORKLOADS["rag"].at_rate(12.0).requests(60)
+    study = Study("rag", KNOWN_MODELS["llama-3.1-8b"], schemes=("paged", "maximum"), kv_memory="2GiB,4GiB,8GiB")
+    result = run_study(study, requests)
+    goodput = {name: run["throughput"]["goodput"] for name, run in result.summaries.items()}
+    assert result.num_slots == [16_384, 32_768, 65_536]
+    assert goodput["maximum 2GiB"] <= goodput["maximum 4GiB"] <= goodput["maximum 8GiB"]
+    assert all(goodput[f"paged {size}"] > goodput[f"maximum {size}"] for size in ("2GiB", "4GiB"))
+    write_plot(result, tmp_path / "sweep.svg")
+
+
+def test_a_sweep_over_block_sizes() -> None:
+    requests = WORKLOADS["chat"].at_rate(10.0).requests(60)
+    study = Study("chat", KNOWN_MODELS["llama-3.1-8b"], block_sizes=("sweep",), kv_memory="2GiB")
+    runs = run_study(study, requests).summaries
+    waste = [run["memory"]["all"]["reserved"] + run["memory"]["all"]["internal"] for run in runs.values()]
+    entries = [run["metadata"]["table_entries_per_request"] for run in runs.values()]
+    assert list(runs) == [f"paged {2**k}" for k in range(9)]
+    assert waste[0] == 0 and waste == sorted(waste) and entries == sorted(entries, reverse=True)
+
+
+@pytest.mark.parametrize("wrong", [{"block_sizes": ("12",)}, {"block_sizes": ("many",)}, {"placement": "best_fit"}, {"schemes": ("slab",)}])
+def test_wrong_settings_of_a_study_are_refused(wrong: dict[str, object]) -> None:
+    study = Study("chat", KNOWN_MODELS["llama-3.1-8b"], **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        run_study(study, WORKLOADS["chat"].requests(1))
+
+
+def test_a_model_that_leaves_no_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leaves no memory"):
+        run_study(Study("chat", KNOWN_MODELS["llama-3.1-70b"]), WORKLOADS["chat"].requests(1))
