@@ -26,7 +26,7 @@ class Packing:
 
     def __init__(self) -> None:
         self.rows = RequestRows(RUNNING)
-        self.batch = Batch(RUNNING, 512, MAX_MODEL_LEN, 16)
+        self.batch = Batch(RUNNING, 512, 512, MAX_MODEL_LEN, 16)
         self.sampler = Sampler(RUNNING, 512, VOCAB, self.batch.history)
 
     def pack(self, plan: StepPlan) -> None:
@@ -41,7 +41,7 @@ class Packing:
 
 
 def main() -> None:
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=RUNNING), MAX_MODEL_LEN, BlockManager(RUNNING * 64, 16))
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=RUNNING), MAX_MODEL_LEN, BlockManager(RUNNING * 64, 16, prefix_caching=True))
     limits = RequestLimits(VOCAB, MAX_MODEL_LEN, RUNNING * 64 * 16)
     chance = np.random.default_rng(0)
     for i in range(RUNNING):

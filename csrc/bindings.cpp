@@ -50,7 +50,7 @@ void bind_structs(nb::module_& m) {
       .def("__init__", [](KVLayout* self, Address base, int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads,
                           int32_t head_dim, bool bf16) {
         int64_t head = static_cast<int64_t>(block_size) * head_dim * (bf16 ? 2 : 4);
-        new (self) KVLayout{at<char>(base), blocks * 2 * kv_heads * head, 2 * kv_heads * head, head, layers, blocks, block_size,
+        new (self) KVLayout{at<char>(base), 2 * kv_heads * head, head, layers, blocks, block_size,
                             kv_heads, head_dim, dtype_of(bf16)};
       }, "base"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a)
       .def("read", read_layer)

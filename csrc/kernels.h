@@ -113,14 +113,13 @@ struct GatherArgs {
   const int32_t* count;
 };
 
-// The KV pool of one layer. Within one block, per KV head (so a tile of keys is read in whole vectors):
+// The KV pool. Within one block of one layer, per KV head (so a tile of keys is read in whole vectors):
 //   bf16  K [head_dim/2][block_size][2]   V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
 //   f32   K [head_dim][block_size]        V [block_size][head_dim]
-// A layer is [num_blocks][num_kv_heads][K, V].
+// The pool is [num_blocks][num_layers][num_kv_heads][K, V]; kv_layout.h says why.
 struct KVLayout {
-  char* base;           // all layers
-  int64_t layer_bytes;  // num_blocks * block_bytes
-  int64_t block_bytes;  // 2 * num_kv_heads * head_bytes
+  char* base;
+  int64_t block_bytes;  // of one layer: 2 * num_kv_heads * head_bytes
   int64_t head_bytes;   // block_size * head_dim * element
   int32_t num_layers, num_blocks, block_size, num_kv_heads, head_dim;
   Dtype dtype;

@@ -1,6 +1,7 @@
 // Where a key and a value lie inside a block of the KV pool (KVLayout in kernels.h).
 //
-//   layer   [block][head][K, V]: what a decode reads of a block lies together (measured 13 % faster than all K before all V)
+//   pool    [block][layer][head][K, V]: what a decode reads of a block lies together (measured 13 % faster than all K before all V);
+//           a block's layers too, so that new blocks reach new pages one after the other, and not one of each layer in the same step
 //   bf16    K [head_dim/2][block_size][2]    V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
 //   f32     K [head_dim][block_size]         V [block_size][head_dim]
 #pragma once
@@ -12,7 +13,7 @@ namespace octavo {
 
 // Keys of one head in a block, then its values.
 static inline char* keys_of(const KVLayout& kv, int64_t layer, int64_t block, int64_t head) {
-  return kv.base + layer * kv.layer_bytes + block * kv.block_bytes + 2 * head * kv.head_bytes;
+  return kv.base + (block * kv.num_layers + layer) * kv.block_bytes + 2 * head * kv.head_bytes;
 }
 static inline char* values_of(const KVLayout& kv, int64_t layer, int64_t block, int64_t head) {
   return keys_of(kv, layer, block, head) + kv.head_bytes;

@@ -44,8 +44,6 @@ class Sampler:
         self._params = np.zeros(max_num_seqs, SAMPLE_ROW)
         self._biases: dict[int, _Bias] = {}
         self._scorers: dict[int, SamplingParams] = {}
-        self._bias_ids: list[int] = []
-        self._bias_values: list[float] = []
         self._scored: list[_Scored] = []
         self._history = history
         self._vocab_size = vocab_size
