@@ -203,8 +203,7 @@ struct Attention {
     const int32_t heads = 6, kv_heads = 2, blocks = (length + block_size - 1) / block_size + 2;
     int64_t head_bytes = int64_t{block_size} * head_dim * (dtype == Dtype::bf16 ? 2 : 4);
     Bytes memory(blocks * 2 * kv_heads * head_bytes, 0xff);  // NaN wherever nothing has been written
-    KVLayout kv{reinterpret_cast<char*>(memory.data()), blocks * 2 * kv_heads * head_bytes, 2 * kv_heads * head_bytes, head_bytes, 1, blocks,
-                block_size, kv_heads, head_dim, dtype};
+    KVLayout kv{reinterpret_cast<char*>(memory.data()), 2 * kv_heads * head_bytes, head_bytes, 1, blocks, block_size, kv_heads, head_dim, dtype};
     Ints table, slots, positions;
     for (int32_t i = 0; i + 2 < blocks; i++) table.push_back(blocks - 1 - i);
     for (int32_t p = 0; p < length; p++) slots.push_back(table[p / block_size] * block_size + p % block_size);
