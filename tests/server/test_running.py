@@ -87,6 +87,16 @@ def test_clients_that_leave_free_their_blocks(server: Running, stream: bool) -> 
     assert not server.service.jobs
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_times_out_frees_its_blocks(stream: bool) -> None:
+    with running(tiny_engine()) as server, server.client() as client:
+        slow(server, 0.05)
+        with pytest.raises((openai.APITimeoutError, httpx.ReadTimeout)):  # while it streams, the client does not translate its own
+            answer = client.with_options(timeout=0.02).completions.create(**given(0, 500), stream=stream)
+            list(answer)
+        wait_until(lambda: is_idle(server), 10)
+
+
 def test_a_full_queue_says_when_to_come_again() -> None:
     with running(tiny_engine(max_num_seqs=1), ServerConfig(max_queue=2), max_num_seqs=1) as server:
 
