@@ -184,8 +184,7 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
             sample.tokens += update.token_ids
             sample.beam = update.beam
             sample.finished |= update.finish_reason is not None
-            if update.logprobs is not None:
-                found = update.logprobs
+            for found in update.logprobs:
                 sample.logprobs.append((found.logprob, found.rank, found.top_ids, found.top_logprobs))
             for position, entry in update.prompt_logprobs:
                 assert job.prompt_logprobs.setdefault(position, entry.logprob) == entry.logprob

@@ -41,9 +41,8 @@ class Batch:
     def __init__(self, max_num_seqs: int, max_rows: int, max_samples: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self._block_size = block_size
-        self._num_blocks = np.zeros(max_num_seqs, np.int32)
         self.history = np.zeros((max_num_seqs, max_model_len), np.int32)
-        """[max_num_seqs, max_model_len] tokens known of each row's request"""
+        """[max_num_seqs, max_model_len] tokens of each row's request: those known, then drafts of this step or of one before"""
         self.inputs = DecoderInputs(
             token_ids=np.zeros(max_rows, np.int32),
             batch=AttentionBatch(
@@ -58,9 +57,7 @@ class Batch:
 
     def admit(self, row: int, admission: Admission) -> None:
         """Give a row its request's whole table and tokens."""
-        blocks = admission.block_ids
-        self.inputs.batch.block_tables[row, : len(blocks)] = blocks
-        self._num_blocks[row] = len(blocks)
+        self.inputs.batch.block_tables[row, : len(admission.block_ids)] = admission.block_ids
         self.history[row, : len(admission.token_ids)] = admission.token_ids
 
     def pack(self, plan: StepPlan, rows: Int32) -> None:
@@ -81,12 +78,13 @@ class Batch:
         self.history[row_of_token, positions] = inputs.token_ids[:tokens]
 
     def _append_blocks(self, plan: StepPlan, rows: Int32) -> None:
+        """Behind the blocks that the computed tokens take; what lay there was room for drafts that were not accepted."""
         if not plan.new_block_ids:
             return
         counts = np.frombuffer(plan.num_new_blocks, np.int32)
+        held = -(-np.frombuffer(plan.num_computed, np.int32) // np.int32(self._block_size))
         if plan.copy_targets:
-            self._num_blocks[rows] -= np.frombuffer(plan.replaced, np.int8)
-        starts = self._num_blocks[rows] - (np.cumsum(counts, dtype=np.int32) - counts)
+            held -= np.frombuffer(plan.replaced, np.int8)
+        starts = held - (np.cumsum(counts, dtype=np.int32) - counts)
         columns = np.arange(len(plan.new_block_ids), dtype=np.int32) + np.repeat(starts, counts)
         self.inputs.batch.block_tables[np.repeat(rows, counts), columns] = plan.new_block_ids
-        self._num_blocks[rows] += counts

@@ -50,8 +50,8 @@ class Sampler:
         self.batch = SampleBatch(
             rows=np.zeros(max_samples, SAMPLE_ROW),
             history=history,
-            bias_ids=np.zeros(max_num_seqs * vocab_size, np.int32),
-            bias_values=np.zeros(max_num_seqs * vocab_size, np.float32),
+            bias_ids=np.zeros(2 * max_num_seqs * vocab_size, np.int32),
+            bias_values=np.zeros(2 * max_num_seqs * vocab_size, np.float32),
             masks=np.zeros((max_num_seqs, -(-vocab_size // 32)), np.uint32),
         )
         self._grammars = GrammarRows(self.batch.masks, history)
@@ -100,16 +100,16 @@ class Sampler:
     def pack(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32) -> int:
         """Fill the buffers for a plan; ``sampled_rows`` receives the rows whose logits are needed. Returns how many."""
         counts = np.frombuffer(plan.sampled, np.int32)
-        sampled = np.repeat(np.arange(len(counts)), counts)
+        sampled = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         n = len(sampled)
-        sampled_rows[:n] = query_starts[sampled + 1] - 1
         entries = self.batch.rows[:n]
         entries[:] = self._params[rows[sampled]]
+        sampled_rows[:n] = query_starts[sampled + 1] - 1
         entries["num_known"] = np.frombuffer(plan.num_computed, np.int32)[sampled] + np.frombuffer(plan.num_scheduled, np.int32)[sampled]
+        if n and counts.max() > 1:
+            self._number_rows(plan, counts, sampled, sampled_rows)
         entries["position"] = entries["num_known"] - entries["prompt_len"]
         self._grammars.fill(rows[sampled], entries["num_known"])
-        if n and counts.max() > 1:
-            self._number_samples(counts)
         if self._biases:
             self._pack_biases(rows[sampled])
         self._scored.clear()
@@ -117,25 +117,31 @@ class Sampler:
             n = self._pack_scored(plan, rows, query_starts, sampled_rows, n)
         return n
 
-    def _number_samples(self, counts: Int32) -> None:
-        """Sample index 0, 1 ... for the rows of a request that draws several samples from one distribution."""
-        end = 0
-        for count in counts.tolist():
-            start, end = end, end + count
-            if count > 1:
-                self.batch.rows["sample_index"][start:end] = np.arange(count)
+    def _number_rows(self, plan: StepPlan, counts: Int32, sampled: Int32, sampled_rows: Int32) -> None:
+        """Tell the rows of a request apart: samples 0, 1 ... of one distribution, or the places of its drafts and the one behind them.
+
+        place 0 .. num_drafts     logits of the last known token and of each draft; known there: all tokens before
+        """
+        n = len(sampled)
+        place = np.arange(n, dtype=np.int32) - (np.cumsum(counts, dtype=np.int32) - counts)[sampled]
+        num_drafts = np.frombuffer(plan.num_drafts, np.int32)[sampled] if plan.num_drafts else np.zeros(n, np.int32)
+        numbered = (counts[sampled] > 1) & (num_drafts == 0)
+        self.batch.rows["sample_index"][:n][numbered] = place[numbered]
+        left = np.where(num_drafts > 0, num_drafts - place, 0)
+        sampled_rows[:n] -= left
+        self.batch.rows["num_known"][:n] -= left
 
     def _pack_biases(self, rows: Int32) -> None:
-        """Samples of one request follow each other and have the same entries."""
+        """Rows of one request follow each other; its samples have the same entries, its drafts have others before ``min_tokens``."""
         start = end = 0
-        before = -1
+        before: tuple[int, dict[int, float]] | None = None
         for s, row in enumerate(rows.tolist()):
             bias = self._biases.get(row)
             if bias is None:
                 continue
-            if row != before:
-                entries = bias.at(int(self.batch.rows[s]["position"]))
-                start, end, before = end, end + len(entries), row
+            entries = bias.at(int(self.batch.rows[s]["position"]))
+            if before is None or row != before[0] or entries is not before[1]:
+                start, end, before = end, end + len(entries), (row, entries)
                 self.batch.bias_ids[start:end] = list(entries)
                 self.batch.bias_values[start:end] = list(entries.values())
             self.batch.rows[s]["bias_start"], self.batch.rows[s]["bias_count"] = start, end - start

@@ -21,6 +21,8 @@ runs, the first of the preempted ones takes what it needs.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from itertools import repeat
 
 from octavo.blocks import BlockManager, blocks_for
 from octavo.config import SchedulerConfig
@@ -33,6 +35,7 @@ from octavo.scheduler.groups import SampleGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.queues import Queues
 from octavo.scheduler.room import RoomMaker
+from octavo.scheduler.speculation import Speculator, num_accepted
 from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult, TokenLogprobs
 
 PromptLogprobs = tuple[tuple[int, TokenLogprobs], ...]
@@ -57,7 +60,8 @@ class Scheduler:
         """Requests of several samples, by the id that their caller knows."""
         self._queues = Queues(POLICIES[config.policy])
         self._room = RoomMaker(blocks, self._queues)
-        self._filler = StepFiller(config, self._queues, blocks, self._room)
+        self._speculator = Speculator(config)
+        self._filler = StepFiller(config, self._queues, blocks, self._room, self._speculator)
         self._step = 0
 
     @property
@@ -121,7 +125,7 @@ class Scheduler:
             if group is None or group.forked or not group.live:  # else the others still need the prompt
                 self._end(request, reason, stop_reason, now)
             metrics = request.metrics._replace(finish_time=now)
-            updates.append(RequestUpdate(request_id, index, (), None, (), reason, stop_reason, metrics, error))
+            updates.append(RequestUpdate(request_id, index, (), (), (), reason, stop_reason, metrics, error))
         return updates
 
     def abort(self, request_id: int, *, sample_index: int | None = None, now: float) -> list[RequestUpdate]:
@@ -144,9 +148,11 @@ class Scheduler:
         self.blocks.end_step()
         updates: list[RequestUpdate] = []
         requests, tokens, logprobs, prompt_logprobs = self._requests, result.token_ids, result.logprobs, result.prompt_logprobs
-        first, searches = 0, self._queues.searches
-        for request_id, num_scheduled, num_samples in zip(plan.request_ids, plan.num_scheduled, plan.sampled, strict=True):
+        first, end, searches = 0, 0, self._queues.searches
+        columns = zip(plan.request_ids, plan.num_scheduled, plan.sampled, plan.num_drafts or repeat(0), strict=False)
+        for request_id, num_scheduled, num_samples, num_drafts in columns:
             start, first = first, first + num_samples
+            end += num_scheduled
             prompt = tuple(prompt_logprobs.get(request_id, ())) if prompt_logprobs else ()
             if searches and (search := searches.get(split_id(request_id)[0])) is not None:
                 found = logprobs.get(start) if num_samples else None
@@ -156,10 +162,13 @@ class Scheduler:
             if request is None:
                 continue
             request.num_computed += num_scheduled
-            if num_samples == 1:
-                updates.append(self._append(request, tokens[start], logprobs.get(start), prompt, now))
-            elif num_samples > 1:
-                chosen = [logprobs.get(index) for index in range(start, first)]
+            chosen = [logprobs[index] for index in range(start, first) if index in logprobs] if logprobs else []
+            if num_drafts:
+                kept = 1 + num_accepted(plan.token_ids[end - num_drafts : end], tokens[start:first])
+                updates.append(self._append(request, tokens[start : start + kept], chosen, prompt, now))
+            elif num_samples == 1:
+                updates.append(self._append(request, tokens[start:first], chosen, prompt, now))
+            elif num_samples:
                 updates += self._fork(request, tokens[start:first], chosen, prompt, now)
             elif prompt:
                 updates.append(RequestUpdate(request.group_id, request.sample_index, prompt_logprobs=prompt))
@@ -196,31 +205,36 @@ class Scheduler:
 
     # ---------------------------------------------------------------- tokens, forks and ends
 
-    def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None, prompt: PromptLogprobs, now: float) -> RequestUpdate:
-        """Make a sampled token known; it may end the request."""
-        if token < 0:
-            self._end(request, FinishReason.ERROR, None, now)
-            return RequestUpdate(
-                request.group_id, request.sample_index, (), None, prompt, FinishReason.ERROR, None, request.metrics, _no_token()
-            )
-        known = request.token_ids
-        known.append(token)
-        num_output = len(known) - request.prompt_len
-        if num_output == 1:
-            request.first_token_time = now
+    def _append(
+        self, request: Request, tokens: array[int], logprobs: Sequence[TokenLogprobs], prompt: PromptLogprobs, now: float
+    ) -> RequestUpdate:
+        """Make sampled tokens known, up to the one that ends the request, if any. What drafts computed behind them is given up."""
+        known, num_before = request.token_ids, len(request.token_ids)
         reason: FinishReason | None = None
-        stop_reason: int | None = None
-        if token in request.stop_ids and num_output >= request.params.min_tokens:
-            reason, stop_reason = FinishReason.STOP, token if token in request.params.stop_token_ids else None
-        elif num_output >= request.max_tokens:
-            reason = FinishReason.LENGTH
+        for token in tokens:
+            if token < 0:
+                reason = FinishReason.ERROR
+                break
+            known.append(token)
+            reason = _reason_to_end(request, token)
+            if reason is not None:
+                break
+        if request.first_token_time is None and len(known) > request.prompt_len:
+            request.first_token_time = now
+        if request.num_computed >= len(known):
+            request.num_computed = len(known) - 1
+            self.blocks.truncate(request.id, request.num_computed)
+        new = tuple(known[num_before:])
+        update = RequestUpdate(request.group_id, request.sample_index, new, tuple(logprobs[: len(new)]), prompt)
         if reason is None:
-            return RequestUpdate(request.group_id, request.sample_index, (token,), logprobs, prompt)
+            return update
+        stop_reason = known[-1] if reason is FinishReason.STOP and known[-1] in request.params.stop_token_ids else None
         self._end(request, reason, stop_reason, now)
-        return RequestUpdate(request.group_id, request.sample_index, (token,), logprobs, prompt, reason, stop_reason, request.metrics)
+        error = _no_token() if reason is FinishReason.ERROR else None
+        return update._replace(finish_reason=reason, stop_reason=stop_reason, metrics=request.metrics, error=error)
 
     def _fork(
-        self, request: Request, tokens: array[int], logprobs: list[TokenLogprobs | None], prompt: PromptLogprobs, now: float
+        self, request: Request, tokens: array[int], logprobs: Sequence[TokenLogprobs], prompt: PromptLogprobs, now: float
     ) -> list[RequestUpdate]:
         """The prompt of a request is computed: from now on each sample, with its first token, is a request of its own."""
         group = self._groups[request.id]
@@ -235,7 +249,7 @@ class Scheduler:
             self._end(request, FinishReason.ABORT, None, now)
         updates = []
         for index, sample in samples.items():
-            updates.append(self._append(sample, tokens[index], logprobs[index], prompt, now))
+            updates.append(self._append(sample, tokens[index : index + 1], logprobs[index : index + 1], prompt, now))
             prompt = ()
         return updates
 
@@ -281,7 +295,7 @@ class Scheduler:
         request = search.request
         self._end(request, reason, stop_reason, now)
         return [
-            RequestUpdate(request.id, index, (), None, (), reason, stop_reason, metrics, error)
+            RequestUpdate(request.id, index, (), (), (), reason, stop_reason, metrics, error)
             for index, metrics in enumerate(search.metrics())
         ]  # fmt: skip
 
@@ -299,11 +313,20 @@ class Scheduler:
             self.blocks.release(part.id, part.num_computed)
         self._room.held = False
         del self._requests[request.id]
+        self._speculator.forget(request.id)
         self._queues.searches.pop(request.id, None)
         if (group := self._groups.get(request.group_id)) is not None:
             group.live.discard(request.sample_index)
             if not group.live:
                 del self._groups[group.request_id]
+
+
+def _reason_to_end(request: Request, token: int) -> FinishReason | None:
+    """Whether the token just made known ends the request."""
+    num_output = len(request.token_ids) - request.prompt_len
+    if token in request.stop_ids and num_output >= request.params.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_output >= request.max_tokens else None
 
 
 def _no_token() -> EngineError:

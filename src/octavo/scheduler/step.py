@@ -58,6 +58,12 @@ class StepPlan:
     request i     computed before     scheduled now            known
     tokens        0 ............. num_computed[i] ...... + num_scheduled[i] <= len
                                   ^ first position          ^ reaches len: sampled[i] >= 1
+
+    Where num_drafts[i] > 0, so many of the scheduled tokens are drafts, which stand behind the last known token and are no tokens of the
+    request until they turn out to be what is sampled. Each scheduled position from the last known token on has a row of logits:
+
+    scheduled     last known    draft 0    draft 1
+    sampled       for draft 0   draft 1    what follows             sampled[i] = num_drafts[i] + 1
     """
 
     step: int
@@ -79,8 +85,8 @@ class StepPlan:
     new_block_ids: array[int]
     """These blocks, concatenated. Type code 'i'."""
     sampled: array[int]
-    """0 where known tokens are left to compute. Else the number of tokens to sample after the last one: 1, or as many as the
-    request has samples, of sample index 0, 1 ... Type code 'i'."""
+    """0 where known tokens are left to compute. Else the number of tokens to sample: 1 after the last one; or as many as the
+    request has samples, of sample index 0, 1 ...; or one after the last known token and each draft. Type code 'i'."""
     copy_sources: array[int] = field(default_factory=lambda: array("i"))
     """Blocks to copy before the forward pass (copy-on-write), and ..."""
     copy_targets: array[int] = field(default_factory=lambda: array("i"))
@@ -88,6 +94,8 @@ class StepPlan:
     replaced: array[int] = field(default_factory=lambda: array("b"))
     """1 where the first of the request's new blocks takes the place of the last block in its table, of which it is a copy.
     Type code 'b'; empty if there is none."""
+    num_drafts: array[int] = field(default_factory=lambda: array("i"))
+    """How many of the scheduled tokens, the last ones, are drafts. Type code 'i'; empty if there is none."""
     preempted: tuple[Preemption, ...] = ()
     """Why requests gave up blocks in this step; for the engine's events, not for the runner."""
 
@@ -146,9 +154,9 @@ class RequestUpdate(NamedTuple):
     sample_index: int = 0
     """... which of its samples."""
     token_ids: tuple[int, ...] = ()
-    """New output tokens; the ending stop token is among them."""
-    logprobs: TokenLogprobs | None = None
-    """Of the new token, if asked for."""
+    """New output tokens; the ending stop token is among them. More than one only where drafts were accepted."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each new token, if asked for."""
     prompt_logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     """(prompt position, its log-probabilities); after a preemption positions come again, with the same values."""
     finish_reason: FinishReason | None = None

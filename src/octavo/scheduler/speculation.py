@@ -1,0 +1,132 @@
+"""Stage 2 of 7: drafts, guesses at a request's next tokens. Before it: ``filling``. After it: ``ngrams``.
+
+Prompt lookup (Saxena 2023): what followed the last tokens where they stood before is likely to follow again. A step computes drafts
+behind the last known token and samples in the place of each; a draft that is what was sampled has saved a step.
+
+    known     ... the cat sat on the          drafts      mat  and  slept
+    sampled                                          mat  and  purred            two accepted, three new tokens
+
+How many drafts pay: a step costs about ``FREE_ROWS`` + its rows, since reading the weights takes as long as so many rows. One more
+row earns a token with some probability, and a token costs (FREE_ROWS + requests) / requests: below requests / (FREE_ROWS + requests) it
+does not pay. The k-th draft is accepted with the k-th power of the request's acceptance, which is measured, also while nothing is
+drafted: each new token tells whether the draft in its place would have been right.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from octavo.config import SchedulerConfig
+from octavo.request import Request
+from octavo.scheduler.ngrams import NgramIndex
+
+FREE_ROWS = 8
+"""Rows whose arithmetic takes as long as reading the weights: 9 to 20 were measured, and too few err on the side of fewer drafts."""
+MAX_REQUESTS = 128
+"""With more requests in a step, a draft could gain less than FREE_ROWS / (FREE_ROWS + 128) = 6 %: nothing is looked up."""
+MAX_INDEXED = 2048
+"""Most tokens that a step takes into indexes (under 1 ms): samples that fork from a long prompt come one after another."""
+
+_FIRST_ACCEPTANCE = 0.3
+_RISE, _FALL = 1 / 16, 1 / 8
+"""The share by which acceptance moves towards 1 with a draft that was right, and to 0 with one that was not: it errs on the low side."""
+
+
+def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many drafts, from the first on, are what was sampled in their places.
+
+    >>> num_accepted([5, 6, 7], [5, 6, 9, 1])
+    2
+    """
+    return next((place for place, draft in enumerate(drafts) if draft != sampled[place]), len(drafts))
+
+
+class Drafter:
+    """What one request's tokens are likely to go on with, and how often that was right."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.acceptance = _FIRST_ACCEPTANCE
+        """Probability that a draft is right if the one before it was; a moving estimate."""
+        self._index = NgramIndex(shortest, longest)
+        self._guess: array[int] = array("i")
+        self._num_known = 0
+        """Tokens known when ``_guess`` was made."""
+
+    def catch_up(self, token_ids: array[int], most: int) -> int:
+        """Learn from new tokens how good the last guess was, and take in up to ``most`` of them. Returns how many it took in."""
+        self._learn(token_ids)
+        taken = min(most, self._index.num_missing(token_ids))
+        self._index.extend(token_ids, taken)
+        return taken
+
+    def has_caught_up(self, token_ids: array[int]) -> bool:
+        """Whether all tokens have been taken in, so that the next ones can be guessed."""
+        return self._index.num_missing(token_ids) == 0
+
+    def guess(self, token_ids: array[int], count: int) -> array[int]:
+        """The next ``count`` tokens, or none; a repetition that reaches the end is taken to go on."""
+        start = self._index.find(token_ids)
+        self._num_known = len(token_ids)
+        self._guess = token_ids[start : start + count] if start >= 0 else array("i")
+        if 0 < len(self._guess) < count:
+            self._guess = (self._guess * count)[:count]
+        return self._guess
+
+    def num_worthwhile(self, least: float, most: int) -> int:
+        """Drafts that are accepted with more than ``least`` probability each."""
+        count, probability = 0, self.acceptance
+        while count < most and probability > least:
+            count += 1
+            probability *= self.acceptance
+        return count
+
+    def _learn(self, token_ids: array[int]) -> None:
+        for guessed, token in zip(self._guess, token_ids[self._num_known :], strict=False):
+            if guessed != token:
+                self.acceptance -= _FALL * self.acceptance
+                break
+            self.acceptance += _RISE * (1 - self.acceptance)
+        self._guess = array("i")
+
+
+class Speculator:
+    """The drafters of all running requests."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._most = config.speculative_tokens
+        self._shortest, self._longest = config.speculative_ngram_min, config.speculative_ngram_max
+        self._drafters: dict[int, Drafter] = {}
+        self._least = 1.0
+        self._num_to_index = 0
+
+    def __len__(self) -> int:
+        return len(self._drafters)
+
+    def begin_step(self, num_requests: int) -> bool:
+        """A step of so many requests is about to be drafted for. Returns whether drafts may pay in it."""
+        self._least = num_requests / (num_requests + FREE_ROWS)
+        self._num_to_index = MAX_INDEXED
+        return self._most > 0 and num_requests <= MAX_REQUESTS
+
+    def drafts(self, request: Request, most: int) -> array[int]:
+        """Up to ``most`` drafts for a request that computes its last known token in this step; often none.
+
+        None for beams, which choose among continuations, and for outputs bound to a grammar, whose masks are known one token ahead.
+        """
+        params, known = request.params, request.token_ids
+        most = min(most, self._most, request.max_tokens - request.num_output - 1)
+        if most <= 0 or params.beam_width is not None or params.constraint is not None:
+            return array("i")
+        drafter = self._drafters.get(request.id)
+        if drafter is None:
+            drafter = self._drafters[request.id] = Drafter(self._shortest, self._longest)
+        self._num_to_index -= drafter.catch_up(known, self._num_to_index)
+        if not drafter.has_caught_up(known):
+            return array("i")
+        guess = drafter.guess(known, self._most)
+        return guess[: min(most, drafter.num_worthwhile(self._least, len(guess)))]
+
+    def forget(self, request_id: int) -> None:
+        """This request has ended."""
+        self._drafters.pop(request_id, None)
