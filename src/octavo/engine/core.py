@@ -131,7 +131,8 @@ class EngineCore:
         num_tokens = num_accepted = 0
         for update in updates:
             num_tokens += len(update.token_ids)
-            num_accepted += max(0, len(update.token_ids) - 1)
+            if len(update.token_ids) > 1 and update.beam is None:
+                num_accepted += len(update.token_ids) - 1
             if update.token_ids and update.request_id in silent:
                 silent.remove(update.request_id)
                 record(FirstToken(now, update.request_id))
