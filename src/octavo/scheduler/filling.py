@@ -39,8 +39,8 @@ class StepFiller:
     def _add_drafts(self, budget: StepBudget) -> None:
         """In order of rank, into the tokens that the step has left and the blocks that are free; none where there is no room."""
         for place, request in budget.decodes(self._queues.running):
-            drafts = self._speculator.drafts(request, min(budget.num_tokens_left, self._blocks.num_room(request.id)))
-            if drafts:
+            drafts = self._speculator.drafts(request, budget.num_tokens_left)
+            if drafts and (drafts := drafts[: self._blocks.num_room(request.id)]):
                 new_blocks = self._blocks.reserve(request.id, len(request.token_ids) + len(drafts))
                 assert new_blocks is not None, f"drafts of request {request.id} were found to fit but do not"
                 budget.add_drafts(place, drafts, new_blocks)

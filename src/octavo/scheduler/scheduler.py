@@ -20,8 +20,6 @@ runs, the first of the preempted ones takes what it needs.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from itertools import repeat
 
 from octavo.blocks import BlockManager, blocks_for
@@ -162,14 +160,14 @@ class Scheduler:
             if request is None:
                 continue
             request.num_computed += num_scheduled
-            chosen = [logprobs[index] for index in range(start, first) if index in logprobs] if logprobs else []
+            chosen = tuple(logprobs[index] for index in range(start, first) if index in logprobs) if logprobs else ()
             if num_drafts:
-                kept = 1 + num_accepted(plan.token_ids[end - num_drafts : end], tokens[start:first])
-                updates.append(self._append(request, tokens[start : start + kept], chosen, prompt, now))
+                drafts, sampled = plan.token_ids[end - num_drafts : end], tuple(tokens[start:first])
+                updates.append(self._append(request, sampled[: num_accepted(drafts, sampled) + 1], chosen, prompt, now))
             elif num_samples == 1:
-                updates.append(self._append(request, tokens[start:first], chosen, prompt, now))
+                updates.append(self._append(request, (tokens[start],), chosen, prompt, now))
             elif num_samples:
-                updates += self._fork(request, tokens[start:first], chosen, prompt, now)
+                updates += self._fork(request, tuple(tokens[start:first]), chosen, prompt, now)
             elif prompt:
                 updates.append(RequestUpdate(request.group_id, request.sample_index, prompt_logprobs=prompt))
         return updates
@@ -206,35 +204,40 @@ class Scheduler:
     # ---------------------------------------------------------------- tokens, forks and ends
 
     def _append(
-        self, request: Request, tokens: array[int], logprobs: Sequence[TokenLogprobs], prompt: PromptLogprobs, now: float
+        self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], prompt: PromptLogprobs, now: float
     ) -> RequestUpdate:
         """Make sampled tokens known, up to the one that ends the request, if any. What drafts computed behind them is given up."""
-        known, num_before = request.token_ids, len(request.token_ids)
+        known, kept = request.token_ids, 0
+        num_output = len(known) - request.prompt_len
         reason: FinishReason | None = None
         for token in tokens:
             if token < 0:
                 reason = FinishReason.ERROR
                 break
             known.append(token)
-            reason = _reason_to_end(request, token)
-            if reason is not None:
+            kept += 1
+            if token in request.stop_ids and num_output + kept >= request.params.min_tokens:
+                reason = FinishReason.STOP
                 break
-        if request.first_token_time is None and len(known) > request.prompt_len:
+            if num_output + kept >= request.max_tokens:
+                reason = FinishReason.LENGTH
+                break
+        if num_output == 0 and kept:
             request.first_token_time = now
         if request.num_computed >= len(known):
             request.num_computed = len(known) - 1
             self.blocks.truncate(request.id, request.num_computed)
-        new = tuple(known[num_before:])
-        update = RequestUpdate(request.group_id, request.sample_index, new, tuple(logprobs[: len(new)]), prompt)
         if reason is None:
-            return update
+            return RequestUpdate(request.group_id, request.sample_index, tokens, logprobs[:kept], prompt)
         stop_reason = known[-1] if reason is FinishReason.STOP and known[-1] in request.params.stop_token_ids else None
         self._end(request, reason, stop_reason, now)
         error = _no_token() if reason is FinishReason.ERROR else None
-        return update._replace(finish_reason=reason, stop_reason=stop_reason, metrics=request.metrics, error=error)
+        return RequestUpdate(
+            request.group_id, request.sample_index, tokens[:kept], logprobs[:kept], prompt, reason, stop_reason, request.metrics, error
+        )  # fmt: skip
 
     def _fork(
-        self, request: Request, tokens: array[int], logprobs: Sequence[TokenLogprobs], prompt: PromptLogprobs, now: float
+        self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], prompt: PromptLogprobs, now: float
     ) -> list[RequestUpdate]:
         """The prompt of a request is computed: from now on each sample, with its first token, is a request of its own."""
         group = self._groups[request.id]
@@ -319,14 +322,6 @@ class Scheduler:
             group.live.discard(request.sample_index)
             if not group.live:
                 del self._groups[group.request_id]
-
-
-def _reason_to_end(request: Request, token: int) -> FinishReason | None:
-    """Whether the token just made known ends the request."""
-    num_output = len(request.token_ids) - request.prompt_len
-    if token in request.stop_ids and num_output >= request.params.min_tokens:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if num_output >= request.max_tokens else None
 
 
 def _no_token() -> EngineError:

@@ -9,7 +9,7 @@ behind the last known token and samples in the place of each; a draft that is wh
 How many drafts pay: a step costs about ``FREE_ROWS`` + its rows, since reading the weights takes as long as so many rows. One more
 row earns a token with some probability, and a token costs (FREE_ROWS + requests) / requests: below requests / (FREE_ROWS + requests) it
 does not pay. The k-th draft is accepted with the k-th power of the request's acceptance, which is measured, also while nothing is
-drafted: each new token tells whether the draft in its place would have been right.
+drafted: new tokens tell whether drafts in their places would have been right.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Drafter:
     def __init__(self, shortest: int, longest: int) -> None:
         self.acceptance = _FIRST_ACCEPTANCE
         """Probability that a draft is right if the one before it was; a moving estimate."""
+        self.paused_until = 0
+        """Nothing is looked up before so many tokens are known: where no draft pays, not before a whole guess can be judged."""
         self._index = NgramIndex(shortest, longest)
         self._guess: array[int] = array("i")
         self._num_known = 0
@@ -114,18 +116,22 @@ class Speculator:
 
         None for beams, which choose among continuations, and for outputs bound to a grammar, whose masks are known one token ahead.
         """
-        params, known = request.params, request.token_ids
-        most = min(most, self._most, request.max_tokens - request.num_output - 1)
-        if most <= 0 or params.beam_width is not None or params.constraint is not None:
-            return array("i")
-        drafter = self._drafters.get(request.id)
+        known, drafter = request.token_ids, self._drafters.get(request.id)
         if drafter is None:
+            if request.params.beam_width is not None or request.params.constraint is not None:
+                return array("i")
             drafter = self._drafters[request.id] = Drafter(self._shortest, self._longest)
+        most = min(most, self._most, request.max_tokens - request.num_output - 1)
+        if most <= 0 or len(known) < drafter.paused_until:
+            return array("i")
         self._num_to_index -= drafter.catch_up(known, self._num_to_index)
         if not drafter.has_caught_up(known):
             return array("i")
         guess = drafter.guess(known, self._most)
-        return guess[: min(most, drafter.num_worthwhile(self._least, len(guess)))]
+        if drafter.acceptance <= self._least:
+            drafter.paused_until = len(known) + self._most
+            return array("i")
+        return guess[: drafter.num_worthwhile(self._least, most)]
 
     def forget(self, request_id: int) -> None:
         """This request has ended."""
