@@ -20,8 +20,6 @@ runs, the first of the preempted ones takes what it needs.
 
 from __future__ import annotations
 
-from itertools import repeat
-
 from octavo.blocks import BlockManager, blocks_for
 from octavo.config import SchedulerConfig
 from octavo.errors import EngineError, MemoryConfigError
@@ -147,7 +145,8 @@ class Scheduler:
         updates: list[RequestUpdate] = []
         requests, tokens, logprobs, prompt_logprobs = self._requests, result.token_ids, result.logprobs, result.prompt_logprobs
         first, end, searches = 0, 0, self._queues.searches
-        columns = zip(plan.request_ids, plan.num_scheduled, plan.sampled, plan.num_drafts or repeat(0), strict=False)
+        drafted = plan.num_drafts or [0] * plan.num_requests
+        columns = zip(plan.request_ids, plan.num_scheduled, plan.sampled, drafted, strict=True)
         for request_id, num_scheduled, num_samples, num_drafts in columns:
             start, first = first, first + num_samples
             end += num_scheduled
@@ -207,34 +206,45 @@ class Scheduler:
         self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], prompt: PromptLogprobs, now: float
     ) -> RequestUpdate:
         """Make sampled tokens known, up to the one that ends the request, if any. What drafts computed behind them is given up."""
-        known, kept = request.token_ids, 0
-        num_output = len(known) - request.prompt_len
-        reason: FinishReason | None = None
+        known, kept, reason = request.token_ids, 0, None
+        before = len(known) - request.prompt_len
         for token in tokens:
             if token < 0:
                 reason = FinishReason.ERROR
                 break
             known.append(token)
             kept += 1
-            if token in request.stop_ids and num_output + kept >= request.params.min_tokens:
+            if token in request.stop_ids and before + kept >= request.params.min_tokens:
                 reason = FinishReason.STOP
                 break
-            if num_output + kept >= request.max_tokens:
+            if before + kept >= request.max_tokens:
                 reason = FinishReason.LENGTH
                 break
-        if num_output == 0 and kept:
+        if before == 0 and kept:
             request.first_token_time = now
         if request.num_computed >= len(known):
             request.num_computed = len(known) - 1
             self.blocks.truncate(request.id, request.num_computed)
         if reason is None:
             return RequestUpdate(request.group_id, request.sample_index, tokens, logprobs[:kept], prompt)
-        stop_reason = known[-1] if reason is FinishReason.STOP and known[-1] in request.params.stop_token_ids else None
+        return self._last_update(request, tokens[:kept], logprobs[:kept], prompt, reason, now)
+
+    def _last_update(
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        prompt: PromptLogprobs,
+        reason: FinishReason,
+        now: float,
+    ) -> RequestUpdate:
+        """End a request with the tokens just made known."""
+        last = request.token_ids[-1]
+        stop_reason = last if reason is FinishReason.STOP and last in request.params.stop_token_ids else None
         self._end(request, reason, stop_reason, now)
         error = _no_token() if reason is FinishReason.ERROR else None
-        return RequestUpdate(
-            request.group_id, request.sample_index, tokens[:kept], logprobs[:kept], prompt, reason, stop_reason, request.metrics, error
-        )  # fmt: skip
+        metrics = request.metrics
+        return RequestUpdate(request.group_id, request.sample_index, tokens, logprobs, prompt, reason, stop_reason, metrics, error)
 
     def _fork(
         self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], prompt: PromptLogprobs, now: float
