@@ -22,7 +22,6 @@ from octavo import LLM, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 MOST = 8
-OUTPUT = 128
 clock = time.perf_counter if THREADS > 1 else time.process_time
 
 
@@ -77,6 +76,10 @@ WORKS = [
 ]
 
 
+def output_len(count: int) -> int:
+    return 128 if count < 64 else 64
+
+
 class Run(NamedTuple):
     tokens: list[tuple[int, ...]]
     seconds: float
@@ -90,12 +93,12 @@ def timed(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> R
 
 
 def compare(off: LLM, on: LLM, work: Work, count: int, repeats: int) -> list[str]:
-    prompts = work.prompts(off, count)
-    params = [SamplingParams(temperature=work.temperature, seed=i, max_tokens=OUTPUT, ignore_eos=True) for i in range(count)]
+    prompts, output = work.prompts(off, count), output_len(count)
+    params = [SamplingParams(temperature=work.temperature, seed=i, max_tokens=output, ignore_eos=True) for i in range(count)]
     assert timed(off, prompts, params).tokens == timed(on, prompts, params).tokens, "speculation changed a token"
     before = on.stats()["speculation"]
     pairs = [(timed(off, prompts, params).seconds, timed(on, prompts, params).seconds) for _ in range(repeats)]
-    after, tokens = on.stats()["speculation"], count * OUTPUT
+    after, tokens = on.stats()["speculation"], count * output
     drafted, accepted = ((after[name] - before[name]) / repeats for name in ("drafted", "accepted"))
     slow, fast = (statistics.median(times) for times in zip(*pairs, strict=True))
     gain = statistics.median(a / b for a, b in pairs)
@@ -109,7 +112,7 @@ def main() -> None:
     for count in [int(arg) for arg in sys.argv[1:]] or [1, 8, 64]:
         rows = [compare(off, on, work, count, 3 if count < 64 else 1) for work in works]
         columns = [f"{count} at once", "off, tokens/s", f"on ({MOST}), tokens/s", "times faster", "drafts per token", "accepted"]
-        show(f"decoding {OUTPUT} tokens, SmolLM2-135M in bf16", columns, rows)
+        show(f"decoding {output_len(count)} tokens, SmolLM2-135M in bf16", columns, rows)
 
 
 if __name__ == "__main__":

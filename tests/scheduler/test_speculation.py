@@ -12,7 +12,7 @@ from octavo.config import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.limits import RequestLimits, make_request
 from octavo.request import FinishReason, Request, SamplingParams
-from octavo.scheduler.speculation import FREE_ROWS, MAX_INDEXED, MAX_REQUESTS, Drafter, Speculator
+from octavo.scheduler.speculation import FREE_ROWS, MAX_INDEXED, MAX_REQUESTS, Drafter, Speculator, StepCosts
 from octavo.scheduler.step import StepPlan
 from tests.helpers.ledger_runner import VOCAB, canned_token
 from tests.helpers.simulation import Simulation
@@ -86,11 +86,41 @@ def test_what_was_guessed_but_not_drafted_counts_as_if_it_had_been() -> None:
 def test_more_requests_in_a_step_ask_for_a_higher_acceptance() -> None:
     drafter = Drafter(2, 8)
     drafter.acceptance = 0.8
-    counts = [drafter.num_worthwhile(n / (n + FREE_ROWS), 8) for n in (1, 2, 4, 8, 16, 32, 64)]
-    assert counts == sorted(counts, reverse=True) and (counts[0], counts[3], counts[-1]) == (8, 3, 0)
+    assert [drafter.num_worthwhile(StepCosts().least_acceptance(n), 8) for n in (1, 2, 4, 6, 7, 64)] == [8, 6, 3, 1, 0, 0]
     speculator = speculator_of()
-    assert speculator.begin_step(MAX_REQUESTS) and not speculator.begin_step(MAX_REQUESTS + 1)
+    assert speculator.begin_step(FREE_ROWS - 1) and not speculator.begin_step(FREE_ROWS)
     assert not Speculator(SchedulerConfig()).begin_step(1)
+
+
+def plan_of(num_requests: int, num_rows: int, num_drafts: int = 0) -> StepPlan:
+    """A step with so many rows in all, of which the first request's last ones are drafts."""
+    sizes = array("i", [num_rows - num_requests + 1] + [1] * (num_requests - 1))
+    zeros = array("i", [0]) * num_requests
+    drafts = array("i", [num_drafts] + [0] * (num_requests - 1)) if num_drafts else array("i")
+    return StepPlan(
+        0, (), (), array("q", range(num_requests)), zeros, sizes, array("i", [0]) * num_rows, zeros, array("i"), zeros, num_drafts=drafts
+    )
+
+
+def test_what_rows_and_steps_cost_is_measured() -> None:
+    """A machine whose steps take the longer of reading the weights, 10 ms, and of the arithmetic of its rows."""
+    for row_ms, free_rows in ((1.0, 10), (0.25, 40)):
+        speculator = speculator_of()
+
+        def run(plan: StepPlan, row_ms: float = row_ms, speculator: Speculator = speculator) -> None:
+            speculator.observe(plan, max(10.0, row_ms * plan.num_tokens) / 1000)
+
+        run(plan_of(1, 300))
+        run(plan_of(1, 1))
+        assert speculator.begin_step(free_rows // 2) and not speculator.begin_step(free_rows)
+        for _ in range(9):
+            run(plan_of(3, 7, num_drafts=4))
+        assert speculator.begin_step(free_rows // 2) and not speculator.begin_step(free_rows)
+        for _ in range(9):  # bound by arithmetic: a draft cannot pay
+            run(plan_of(60, 60))
+        assert not speculator.begin_step(60)
+    speculator.observe(plan_of(1, 1), 0.0)
+    assert not speculator_of().begin_step(MAX_REQUESTS + 1)
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=60), st.integers(1, 9), st.integers(0, 12), st.integers(1, 12))

@@ -59,6 +59,8 @@ class Scheduler:
         self._speculator = Speculator(config)
         self._filler = StepFiller(config, self._queues, blocks, self._room, self._speculator)
         self._step = 0
+        self._scheduled_time = 0.0
+        """When the last step was scheduled."""
 
     @property
     def num_running(self) -> int:
@@ -135,6 +137,7 @@ class Scheduler:
         plan = budget.plan(self._step, self._room.released, self.blocks.copies)
         if plan is not None:
             self._step += 1
+            self._scheduled_time = now
             self._room.released.clear()
         return plan
 
@@ -142,6 +145,7 @@ class Scheduler:
         """Take over what a step computed. Requests that ended since it was scheduled are ignored."""
         assert len(result.token_ids) == sum(plan.sampled), f"{len(result.token_ids)} tokens for {sum(plan.sampled)} sampled ones"
         self.blocks.end_step()
+        self._speculator.observe(plan, now - self._scheduled_time)
         updates: list[RequestUpdate] = []
         requests, tokens, logprobs, prompt_logprobs = self._requests, result.token_ids, result.logprobs, result.prompt_logprobs
         first, end, searches = 0, 0, self._queues.searches

@@ -6,10 +6,11 @@ behind the last known token and samples in the place of each; a draft that is wh
     known     ... the cat sat on the          drafts      mat  and  slept
     sampled                                          mat  and  purred            two accepted, three new tokens
 
-How many drafts pay: a step costs about ``FREE_ROWS`` + its rows, since reading the weights takes as long as so many rows. One more
-row earns a token with some probability, and a token costs (FREE_ROWS + requests) / requests: below requests / (FREE_ROWS + requests) it
-does not pay. The k-th draft is accepted with the k-th power of the request's acceptance, which is measured, also while nothing is
-drafted: new tokens tell whether drafts in their places would have been right.
+How many drafts pay (``StepCosts``): a draft costs a row, at most what a row costs where arithmetic bounds a step; a token costs a
+step, shared by its requests. A draft pays if it is right with more than (cost of a row) / (cost of a token) probability: about
+requests / FREE_ROWS, since reading the weights takes as long as the arithmetic of so many rows. The k-th draft is right with the
+k-th power of its request's acceptance, which is measured, also while nothing is drafted: new tokens tell whether drafts in their
+places would have been right.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from collections.abc import Sequence
 from octavo.config import SchedulerConfig
 from octavo.request import Request
 from octavo.scheduler.ngrams import NgramIndex
+from octavo.scheduler.step import StepPlan
 
 FREE_ROWS = 8
-"""Rows whose arithmetic takes as long as reading the weights: 9 to 20 were measured, and too few err on the side of fewer drafts."""
+"""Rows whose arithmetic takes as long as reading the weights, where it has not been measured; 8 to 20 were, on two machines."""
 MAX_REQUESTS = 128
-"""With more requests in a step, a draft could gain less than FREE_ROWS / (FREE_ROWS + 128) = 6 %: nothing is looked up."""
+"""With more requests in a step nothing is looked up: arithmetic bounds it."""
 MAX_INDEXED = 2048
 """Most tokens that a step takes into indexes (under 1 ms): samples that fork from a long prompt come one after another."""
 
+_PROMPT_ROWS = 64
+"""A step with at least so many rows more than requests tells what a row costs where arithmetic bounds it."""
+_HEAD = 0.75
+"""A row of a prompt over one that is sampled, whose logits are computed too; about 0.8 in a small model, more in a large one."""
 _FIRST_ACCEPTANCE = 0.3
 _RISE, _FALL = 1 / 16, 1 / 8
 """The share by which acceptance moves towards 1 with a draft that was right, and to 0 with one that was not: it errs on the low side."""
@@ -92,6 +98,32 @@ class Drafter:
         self._guess = array("i")
 
 
+class StepCosts:
+    """What a row and a step of decodes cost in seconds, of late."""
+
+    def __init__(self) -> None:
+        self._row: float | None = None
+        self._step: float | None = None
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A step has taken this long."""
+        num_rows = plan.num_tokens - sum(plan.num_drafts)
+        if num_rows >= plan.num_requests + _PROMPT_ROWS:
+            self._row = _moved(self._row, seconds / plan.num_tokens / _HEAD)
+        elif num_rows == plan.num_requests:
+            self._step = _moved(self._step, seconds)
+
+    def least_acceptance(self, num_requests: int) -> float:
+        """The probability above which a draft pays in a step of so many decodes."""
+        if self._row is None or self._step is None:
+            return num_requests / FREE_ROWS
+        return num_requests * self._row / self._step
+
+
+def _moved(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + (value - mean) / 4
+
+
 class Speculator:
     """The drafters of all running requests."""
 
@@ -99,17 +131,25 @@ class Speculator:
         self._most = config.speculative_tokens
         self._shortest, self._longest = config.speculative_ngram_min, config.speculative_ngram_max
         self._drafters: dict[int, Drafter] = {}
+        self._costs = StepCosts()
         self._least = 1.0
         self._num_to_index = 0
 
     def __len__(self) -> int:
         return len(self._drafters)
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A step has taken this long."""
+        if self._most > 0 and seconds > 0:
+            self._costs.observe(plan, seconds)
+
     def begin_step(self, num_requests: int) -> bool:
         """A step of so many requests is about to be drafted for. Returns whether drafts may pay in it."""
-        self._least = num_requests / (num_requests + FREE_ROWS)
+        if self._most == 0 or num_requests > MAX_REQUESTS:
+            return False
+        self._least = self._costs.least_acceptance(num_requests)
         self._num_to_index = MAX_INDEXED
-        return self._most > 0 and num_requests <= MAX_REQUESTS
+        return self._least < 1.0
 
     def drafts(self, request: Request, most: int) -> array[int]:
         """Up to ``most`` drafts for a request that computes its last known token in this step; often none.
