@@ -154,7 +154,7 @@ class RequestUpdate(NamedTuple):
     sample_index: int = 0
     """... which of its samples."""
     token_ids: tuple[int, ...] = ()
-    """New output tokens; the ending stop token is among them. More than one only where drafts were accepted."""
+    """New output tokens; the ending stop token is among them. More than one where drafts were accepted, and of a beam."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of each new token, if asked for."""
     prompt_logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
