@@ -86,9 +86,9 @@ def test_what_was_guessed_but_not_drafted_counts_as_if_it_had_been() -> None:
 def test_more_requests_in_a_step_ask_for_a_higher_acceptance() -> None:
     drafter = Drafter(2, 8)
     drafter.acceptance = 0.8
-    assert [drafter.num_worthwhile(StepCosts().least_acceptance(n), 8) for n in (1, 2, 4, 6, 7, 64)] == [8, 6, 3, 1, 0, 0]
+    assert [drafter.num_worthwhile(StepCosts().least_acceptance(n), 8) for n in (1, 2, 4, 6, 7, 64)] == [8, 5, 2, 0, 0, 0]
     speculator = speculator_of()
-    assert speculator.begin_step(FREE_ROWS - 1) and not speculator.begin_step(FREE_ROWS)
+    assert speculator.begin_step(FREE_ROWS - 2) and not speculator.begin_step(FREE_ROWS)
     assert not Speculator(SchedulerConfig()).begin_step(1)
 
 

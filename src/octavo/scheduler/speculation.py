@@ -7,7 +7,7 @@ behind the last known token and samples in the place of each; a draft that is wh
     sampled                                          mat  and  purred            two accepted, three new tokens
 
 How many drafts pay (``StepCosts``): a draft costs a row, at most what a row costs where arithmetic bounds a step; a token costs a
-step, shared by its requests. A draft pays if it is right with more than (cost of a row) / (cost of a token) probability: about
+step, shared by its requests. A draft pays if it is right with a probability above (cost of a row) / (cost of a token): about
 requests / FREE_ROWS, since reading the weights takes as long as the arithmetic of so many rows. The k-th draft is right with the
 k-th power of its request's acceptance, which is measured, also while nothing is drafted: new tokens tell whether drafts in their
 places would have been right.
@@ -34,6 +34,8 @@ _PROMPT_ROWS = 64
 """A step with at least so many rows more than requests tells what a row costs where arithmetic bounds it."""
 _HEAD = 0.75
 """A row of a prompt over one that is sampled, whose logits are computed too; about 0.8 in a small model, more in a large one."""
+_MARGIN = 1.25
+"""How much more than its cost a draft must be expected to save, since costs and acceptance are estimates."""
 _FIRST_ACCEPTANCE = 0.3
 _RISE, _FALL = 1 / 16, 1 / 8
 """The share by which acceptance moves towards 1 with a draft that was right, and to 0 with one that was not: it errs on the low side."""
@@ -115,9 +117,8 @@ class StepCosts:
 
     def least_acceptance(self, num_requests: int) -> float:
         """The probability above which a draft pays in a step of so many decodes."""
-        if self._row is None or self._step is None:
-            return num_requests / FREE_ROWS
-        return num_requests * self._row / self._step
+        steps_per_row = 1 / FREE_ROWS if self._row is None or self._step is None else self._row / self._step
+        return _MARGIN * num_requests * steps_per_row
 
 
 def _moved(mean: float | None, value: float) -> float:
