@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from octavo.errors import EngineError
@@ -98,6 +99,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_known(self) -> list[int]:
+        """Tokens computed once the step is done, of each request: where it is sampled, all that are known."""
+        return [*map(add, self.num_computed, self.num_scheduled)]
 
 
 @dataclass(frozen=True, slots=True)
