@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.splitmix import GOLDEN, mix64
+
 Array = NDArray[Any]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -303,25 +305,13 @@ class Backend(Protocol):
         """A new program that reads its counts from ``sizes``, [len(Size)]."""
 
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def mix64(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): a bijection of 64-bit integers."""
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
-
-
 def uniform(seed: int, sample_index: int, position: int) -> float:
     """A number in [0, 1), 53 bits, that is a function of its three arguments alone.
 
     >>> uniform(7, 0, 0) == uniform(7, 0, 0) != uniform(7, 1, 0)
     True
     """
-    state = mix64(seed + _GOLDEN)
-    state = mix64(state + _GOLDEN * (sample_index + 1))
-    state = mix64(state + _GOLDEN * (position + 1))
+    state = mix64(seed + GOLDEN)
+    state = mix64(state + GOLDEN * (sample_index + 1))
+    state = mix64(state + GOLDEN * (position + 1))
     return (state >> 11) * 2.0**-53
