@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -25,7 +26,7 @@ class Program {
     nodes_.push_back(Node<Args>{op, args});
   }
 
-  // The plan of a batch, one for all layers: its first use records the node that makes it anew in each step.
+  // The plan of a batch, one for all layers of a shape: its first use records the node that makes it anew in each step.
   AttentionPlan* plan_for(const AttentionBatch& batch, const AttentionShape& shape);
 
   void run();
@@ -64,7 +65,7 @@ class Program {
   Pool& pool_;
   bool share_prefix_;
   std::vector<AnyNode> nodes_;
-  std::map<const AttentionBatch*, AttentionPlan*> plans_;
+  std::map<std::pair<const AttentionBatch*, AttentionShape>, AttentionPlan*> plans_;
 };
 
 }  // namespace octavo
