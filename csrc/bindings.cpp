@@ -143,9 +143,9 @@ void bind_kernels(nb::module_& m) {
   m.def("dequantize", dequantize, "kernels"_a, "source"_a, "out"_a, "size"_a);
 }
 
-void lay_out_rows(Program& p, const StepColumns& columns, Address token_ids, int32_t block_size, Address num_blocks, Address block_tables,
+void lay_out_rows(Program& p, const StepColumns& columns, Address token_ids, int32_t block_size, Address block_tables,
                   int64_t table_stride, Address history, int64_t history_stride, Address query_starts, Address positions, Address slots) {
-  p.record(octavo::lay_out_rows, {columns, at<int32_t>(token_ids), block_size, at<int32_t>(num_blocks), at<int32_t>(block_tables), table_stride,
+  p.record(octavo::lay_out_rows, {columns, at<int32_t>(token_ids), block_size, at<int32_t>(block_tables), table_stride,
                                   at<int32_t>(history), history_stride, at<int32_t>(query_starts), at<int32_t>(positions), at<int32_t>(slots)});
 }
 

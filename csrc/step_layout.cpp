@@ -5,14 +5,12 @@
 namespace octavo {
 namespace {
 
-// Appends a request's new blocks to its table; the first may take the place of the last one. Returns those after them.
+// Puts a request's new blocks behind those of its computed tokens; the first may take the place of the last one. Returns those after them.
 const int32_t* append_blocks(const LayOutRowsArgs& a, int32_t i, const int32_t* blocks) {
   const int32_t count = a.columns.num_new_blocks[i], table = a.columns.table_rows[i];
   if (count == 0) return blocks;
-  int32_t& num_blocks = a.num_blocks[table];
-  num_blocks -= a.columns.replaced[i];
-  std::memcpy(a.block_tables + table * a.table_stride + num_blocks, blocks, count * sizeof(int32_t));
-  num_blocks += count;
+  const int32_t held = (a.columns.num_computed[i] + a.block_size - 1) / a.block_size - a.columns.replaced[i];
+  std::memcpy(a.block_tables + table * a.table_stride + held, blocks, count * sizeof(int32_t));
   return blocks + count;
 }
 

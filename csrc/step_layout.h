@@ -28,7 +28,6 @@ struct LayOutRowsArgs {
   StepColumns columns;
   const int32_t* token_ids;
   int32_t block_size;
-  int32_t* num_blocks;    // of each table row; grows by the new blocks
   int32_t* block_tables;  // [max_num_seqs, table_stride]
   int64_t table_stride;
   int32_t* history;  // [max_num_seqs, history_stride]

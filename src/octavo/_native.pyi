@@ -63,7 +63,6 @@ class Program:
         columns: StepColumns,
         token_ids: int,
         block_size: int,
-        num_blocks: int,
         block_tables: int,
         table_stride: int,
         history: int,

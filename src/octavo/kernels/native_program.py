@@ -57,20 +57,17 @@ class NativeProgram:
     def _keep(self, *objects: object) -> None:
         self._alive.extend(objects)
 
-    def lay_out_rows(
-        self, columns: StepColumns, batch: AttentionBatch, num_blocks: Int32, token_ids: Int32, history: Int32, block_size: int
-    ) -> None:
+    def lay_out_rows(self, columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int) -> None:
         check = ShapeChecker("lay_out_rows")
         native_columns = self._columns(check, columns, batch)
         check("slots", batch.slots, ("max_rows",), INT32)
         check("token_ids", token_ids, ("max_rows",), INT32)
-        check("num_blocks", num_blocks, ("max_num_seqs",), INT32)
         check("history", history, ("max_num_seqs", "max_model_len"), INT32)
         self._program.lay_out_rows(
-            native_columns, address(token_ids), block_size, address(num_blocks), address(batch.block_tables), stride(batch.block_tables),
+            native_columns, address(token_ids), block_size, address(batch.block_tables), stride(batch.block_tables),
             address(history), stride(history), address(batch.query_starts), address(batch.positions), address(batch.slots),
         )  # fmt: skip
-        self._keep(batch, num_blocks, token_ids, history)
+        self._keep(batch, token_ids, history)
 
     def lay_out_samples(
         self, columns: StepColumns, batch: AttentionBatch, params: NDArray[np.void], sampled_rows: Int32, rows: NDArray[np.void]

@@ -196,13 +196,11 @@ class SampleOutput:
 class Program(Protocol):
     """A step, recorded once and run many times. Each op writes its last array argument(s) named ``out``."""
 
-    def lay_out_rows(
-        self, columns: StepColumns, batch: AttentionBatch, num_blocks: Int32, token_ids: Int32, history: Int32, block_size: int
-    ) -> None:
+    def lay_out_rows(self, columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int) -> None:
         """From requests to rows: fill ``query_starts``, ``positions`` and ``slots`` of the batch.
 
-        New blocks are appended to the block tables, of which row t holds ``num_blocks[t]``; the scheduled tokens go to
-        ``history[t, position]``. num_blocks: [max_num_seqs]; token_ids: [max_rows]; history: [max_num_seqs, max_model_len].
+        New blocks are put into the block tables, behind the blocks that the computed tokens take; the scheduled tokens go to
+        ``history[table_rows[i], position]``. token_ids: [max_rows]; history: [max_num_seqs, max_model_len].
         """
 
     def lay_out_samples(

@@ -150,16 +150,13 @@ def paged_attention(
     return out
 
 
-def lay_out_rows(
-    columns: StepColumns, batch: AttentionBatch, num_blocks: Int32, token_ids: Int32, history: Int32, block_size: int, num_requests: int
-) -> None:
-    """Append new blocks to the tables; place each request's tokens in rows, positions, slots and history."""
+def lay_out_rows(columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int, num_requests: int) -> None:
+    """Put new blocks into the tables; place each request's tokens in rows, positions, slots and history."""
     row = used = 0
     for i in range(num_requests):
         t, first, count, new = batch.table_rows[i], columns.num_computed[i], columns.num_scheduled[i], columns.num_new_blocks[i]
         if new:
-            start = num_blocks[t] - columns.replaced[i]
-            num_blocks[t] = start + new
+            start = -(-first // block_size) - columns.replaced[i]
             batch.block_tables[t, start : start + new] = columns.new_block_ids[used : used + new]
         positions = np.arange(first, first + count)
         batch.query_starts[i : i + 2] = row, row + count
@@ -197,11 +194,9 @@ class ReferenceProgram:
     def _record(self, call: Callable[..., None], *args: Any) -> None:
         self._calls.append(partial(call, *args))
 
-    def lay_out_rows(
-        self, columns: StepColumns, batch: AttentionBatch, num_blocks: Int32, token_ids: Int32, history: Int32, block_size: int
-    ) -> None:
+    def lay_out_rows(self, columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int) -> None:
         def call() -> None:
-            lay_out_rows(columns, batch, num_blocks, token_ids, history, block_size, self._sizes[Size.REQUESTS])
+            lay_out_rows(columns, batch, token_ids, history, block_size, self._sizes[Size.REQUESTS])
 
         self._record(call)
 

@@ -43,8 +43,6 @@ class Batch:
 
     def __init__(self, max_num_seqs: int, max_rows: int, max_samples: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
-        self.num_blocks = np.zeros(max_num_seqs, np.int32)
-        """[max_num_seqs] blocks in each row's table"""
         self.history = np.zeros((max_num_seqs, max_model_len), np.int32)
         """[max_num_seqs, max_model_len] tokens known of each row's request"""
         self.columns = StepColumns(
@@ -79,9 +77,7 @@ class Batch:
 
     def admit(self, row: int, admission: Admission) -> None:
         """Give a row its request's whole table and tokens."""
-        blocks = admission.block_ids
-        self.inputs.batch.block_tables[row, : len(blocks)] = blocks
-        self.num_blocks[row] = len(blocks)
+        self.inputs.batch.block_tables[row, : len(admission.block_ids)] = admission.block_ids
         self.history[row, : len(admission.token_ids)] = admission.token_ids
 
     def pack(self, plan: StepPlan, rows: array[int]) -> None:

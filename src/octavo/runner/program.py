@@ -19,7 +19,7 @@ def record_step(
     program = backend.program(sizes)
     activations = Activations.allocate(backend, decoder.spec, dtype, max_rows, max_samples)
     inputs = batch.inputs
-    program.lay_out_rows(batch.columns, inputs.batch, batch.num_blocks, inputs.token_ids, batch.history, cache.shape.block_size)
+    program.lay_out_rows(batch.columns, inputs.batch, inputs.token_ids, batch.history, cache.shape.block_size)
     program.lay_out_samples(batch.columns, inputs.batch, sampler.params, inputs.sampled_rows, sampler.batch.rows)
     program.copy_blocks(cache, copies[0], copies[1])
     decoder.record(program, inputs, cache, activations)
