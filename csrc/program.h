@@ -54,11 +54,13 @@ class Program {
     AttentionPlan* plan;
     void operator()(Pool&) const { cut_attention(*batch, *plan); }
   };
-  using AnyNode = std::variant<Node<LayOutRowsArgs>, Node<LayOutSamplesArgs>, Node<EmbedArgs>, Node<LinearArgs>, Node<NormArgs>, Node<RotaryArgs>, Node<GatedArgs>, Node<GatherArgs>,
-                               Node<WriteKVArgs>, Node<CopyBlocksArgs>, PlanNode, Node<AttentionArgs>, Node<SampleArgs>>;
+  using AnyNode = std::variant<Node<LayOutRowsArgs>, Node<LayOutSamplesArgs>, Node<EmbedArgs>, Node<LinearArgs>, Node<NormArgs>,
+                               Node<RotaryArgs>, Node<GatedArgs>, Node<GatherArgs>, Node<WriteKVArgs>, Node<CopyBlocksArgs>, PlanNode,
+                               Node<AttentionArgs>, Node<SampleArgs>>;
 
-  static constexpr const char* kNames[] = {"lay_out_rows", "lay_out_samples", "embed",       "linear",   "rms_norm",    "rotary",         "gated_activation", "gather_rows",
-                                           "write_kv",    "copy_blocks", "plan_attention", "paged_attention",  "sample"};  // of AnyNode
+  static constexpr const char* kNames[] = {"lay_out_rows", "lay_out_samples",  "embed",       "linear",   "rms_norm",
+                                           "rotary",       "gated_activation", "gather_rows", "write_kv", "copy_blocks",
+                                           "plan_attention", "paged_attention", "sample"};  // of AnyNode
   static_assert(std::size(kNames) == std::variant_size_v<AnyNode>);
 
   const Kernels& kernels_;

@@ -74,8 +74,10 @@ class Sampler:
         for name in ("temperature", "top_k", "top_p", "min_p"):
             entry[name] = getattr(p, name)
         entry["repetition"], entry["frequency"], entry["presence"] = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
-        entry["num_logprobs"] = num_logprobs = _num_logprobs(p, len(admission.stop_ids))
-        (self._reporting.add if num_logprobs >= 0 else self._reporting.discard)(row)
+        entry["num_logprobs"] = _num_logprobs(p, len(admission.stop_ids))
+        self._reporting.discard(row)
+        if entry["num_logprobs"] >= 0:
+            self._reporting.add(row)
         entry["target"] = -1
         entry["history_row"] = row if p.penalised else -1
         entry["prompt_len"] = admission.prompt_len
