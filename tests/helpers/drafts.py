@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from octavo.config import SchedulerConfig
 from octavo.request import Request
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.speculation import Speculator
+from octavo.scheduler.speculation import Speculator, most_drafts
 
 
 class AnyDrafts(Speculator):
@@ -26,7 +26,7 @@ class AnyDrafts(Speculator):
         return self.most > 0
 
     def drafts(self, request: Request, most: int) -> array[int]:
-        most = min(most, self.most, request.max_tokens - request.num_output - 1)
+        most = min(most, self.most, most_drafts(request))
         if most <= 0 or request.params.beam_width is not None:
             return array("i")
         drafts = array("i", self.expected(request)[: self.chance.randint(0, most)])

@@ -97,9 +97,9 @@ def plan_of(num_requests: int, num_rows: int, num_drafts: int = 0) -> StepPlan:
     sizes = array("i", [num_rows - num_requests + 1] + [1] * (num_requests - 1))
     zeros = array("i", [0]) * num_requests
     drafts = array("i", [num_drafts] + [0] * (num_requests - 1)) if num_drafts else array("i")
-    return StepPlan(
-        0, (), (), array("q", range(num_requests)), zeros, sizes, array("i", [0]) * num_rows, zeros, array("i"), zeros, num_drafts=drafts
-    )
+    tokens, none = array("i", [0]) * num_rows, array("i")
+    ids = array("q", range(num_requests))
+    return StepPlan(0, (), (), ids, zeros, sizes, tokens, zeros, none, zeros, none, none, none, num_drafts=drafts)
 
 
 def test_what_rows_and_steps_cost_is_measured() -> None:

@@ -50,6 +50,14 @@ def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
     return next((place for place, draft in enumerate(drafts) if draft != sampled[place]), len(drafts))
 
 
+def most_drafts(request: Request) -> int:
+    """Drafts behind the last known token that can become output; up to ``min_tokens`` alone, from where on stop tokens may be chosen, so that all
+    sampled rows of a request have the same biases.
+    """
+    num_output, min_tokens = request.num_output, request.params.min_tokens
+    return (min_tokens if num_output < min_tokens else request.max_tokens) - num_output - 1
+
+
 class Drafter:
     """What one request's tokens are likely to go on with, and how often that was right."""
 
@@ -162,7 +170,7 @@ class Speculator:
             if request.params.beam_width is not None or request.params.constraint is not None:
                 return array("i")
             drafter = self._drafters[request.id] = Drafter(self._shortest, self._longest)
-        most = min(most, self._most, request.max_tokens - request.num_output - 1)
+        most = min(most, self._most, most_drafts(request))
         if most <= 0 or len(known) < drafter.paused_until:
             return array("i")
         self._num_to_index -= drafter.catch_up(known, self._num_to_index)
