@@ -63,11 +63,11 @@ void bind_structs(nb::module_& m) {
                                   at<int32_t>(positions), at<int32_t>(num_requests), at<int32_t>(num_rows)};
       }, "query_starts"_a, "table_rows"_a, "block_tables"_a, "table_stride"_a, "positions"_a, "num_requests"_a, "num_rows"_a);
   nb::class_<StepColumns>(m, "StepColumns")
-      .def("__init__", [](StepColumns* self, Address table_rows, Address num_computed, Address num_scheduled, Address num_samples,
+      .def("__init__", [](StepColumns* self, Address table_rows, Address num_computed, Address num_scheduled, Address num_samples, Address num_drafts,
                           Address num_new_blocks, Address new_block_ids, Address replaced, Address num_requests) {
-        new (self) StepColumns{at<int32_t>(table_rows), at<int32_t>(num_computed), at<int32_t>(num_scheduled), at<int32_t>(num_samples),
+        new (self) StepColumns{at<int32_t>(table_rows), at<int32_t>(num_computed), at<int32_t>(num_scheduled), at<int32_t>(num_samples), at<int32_t>(num_drafts),
                                at<int32_t>(num_new_blocks), at<int32_t>(new_block_ids), at<int8_t>(replaced), at<int32_t>(num_requests)};
-      }, "table_rows"_a, "num_computed"_a, "num_scheduled"_a, "num_samples"_a, "num_new_blocks"_a, "new_block_ids"_a, "replaced"_a,
+      }, "table_rows"_a, "num_computed"_a, "num_scheduled"_a, "num_samples"_a, "num_drafts"_a, "num_new_blocks"_a, "new_block_ids"_a, "replaced"_a,
          "num_requests"_a);
   nb::class_<PackSource>(m, "PackSource")
       .def("__init__", [](PackSource* self, Address data, Address row_order, int64_t num_rows, int64_t row_bytes, int32_t format) {

@@ -47,6 +47,7 @@ class StepColumns:
         num_computed: int,
         num_scheduled: int,
         num_samples: int,
+        num_drafts: int,
         num_new_blocks: int,
         new_block_ids: int,
         replaced: int,

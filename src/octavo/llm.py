@@ -47,6 +47,9 @@ class LLM(AbstractContextManager["LLM"]):
         policy: Literal["fcfs", "priority"] = "fcfs",
         enable_prefix_caching: bool = True,
         fork_mode: Literal["copy_on_write", "recompute"] = "copy_on_write",
+        speculative_tokens: int = 0,
+        speculative_ngram_min: int = 2,
+        speculative_ngram_max: int = 8,
         threads: int | None = None,
         device: str = "auto",
         shared_prefix_attention: bool = True,
@@ -55,7 +58,16 @@ class LLM(AbstractContextManager["LLM"]):
         config = EngineConfig(
             model=ModelConfig(model, dtype),
             cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
-            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),
+            scheduler=SchedulerConfig(
+                max_num_seqs,
+                max_num_batched_tokens,
+                max_model_len,
+                policy,
+                fork_mode=fork_mode,
+                speculative_tokens=speculative_tokens,
+                speculative_ngram_min=speculative_ngram_min,
+                speculative_ngram_max=speculative_ngram_max,
+            ),
             device=DeviceConfig(device, threads, shared_prefix_attention),
             seed=seed,
         )

@@ -1,7 +1,7 @@
 """The engine's strongest test: whatever the schedule, each request gets the tokens and log-probabilities it gets alone.
 
 Random arrivals, lengths, budgets, block sizes, thread counts and aborts, in a pool so small that requests are preempted; samples that
-fork or are computed apart, beams, prompts that begin alike, under salts, with the prefix cache on or off.
+fork or are computed apart, beams, prompts that begin alike, under salts, with the prefix cache on or off; drafts, right and wrong ones.
 The pool is full of NaN at the start, and a block is filled with NaN again when it is handed out.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import pytest
@@ -24,9 +24,10 @@ from octavo.kernels.ops import Backend
 from octavo.kernels.reference import ReferenceBackend
 from octavo.models.decoder import Decoder
 from octavo.models.decoder_weights import pack_weights
-from octavo.request import SamplingParams
+from octavo.request import Request, SamplingParams
 from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.step import FinishedBeam
+from tests.helpers.drafts import AnyDrafts, draft_with
 from tests.helpers.random_model import TINY, random_checkpoint, with_window
 
 MAX_MODEL_LEN = 640
@@ -93,6 +94,7 @@ class Job:
     abort_at: int | None = None
     abort_sample: int | None = None
     """None aborts all."""
+    request_id: int = -1
     refused: bool = False
     """Its beams can never run together in this engine."""
     prompt_logprobs: dict[int, float] = field(default_factory=dict)
@@ -171,7 +173,8 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
         while pending and pending[0].arrival <= step:
             job = pending.pop(0)
             try:
-                ids[core.add_request(job.prompt, job.params)] = job
+                job.request_id = core.add_request(job.prompt, job.params)
+                ids[job.request_id] = job
             except InvalidRequestError:
                 assert job.params.beam_width is not None
                 job.refused = True
@@ -184,8 +187,7 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
             sample.tokens += update.token_ids
             sample.beam = update.beam
             sample.finished |= update.finish_reason is not None
-            if update.logprobs is not None:
-                found = update.logprobs
+            for found in update.logprobs:
                 sample.logprobs.append((found.logprob, found.rank, found.top_ids, found.top_logprobs))
             for position, entry in update.prompt_logprobs:
                 assert job.prompt_logprobs.setdefault(position, entry.logprob) == entry.logprob
@@ -217,18 +219,21 @@ def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int
         policy=chance.choice(["fcfs", "priority"]),
         fork_mode=chance.choice(["copy_on_write", "copy_on_write", "recompute"]),
     )
+    scheduler = replace(scheduler, speculative_tokens=random.Random(seed).choice([0, 1, 4, 9]))
     jobs = [random_job(chance, longest) for _ in range(num_jobs)]
     core = make_core(
         kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75, shared_prefix=seed % 2 == 0
     )
+    singles = [alone(kind, dtype, window, job) for job in jobs]
+    if seed % 3:
+        draft_any(core, jobs, singles)
     run(core, jobs)
     stats = core.stats()
     assert stats["blocks"]["free"] == stats["blocks"]["total"], "blocks leaked"
     assert stats["sharing"]["copies"] <= stats["sharing"]["forks"]
-    for job in jobs:
+    for job, expected in zip(jobs, singles, strict=True):
         if job.refused:
             continue
-        expected = alone(kind, dtype, window, job)
         for sample, own in zip(job.samples, expected.samples, strict=True):
             if sample.finished:
                 assert sample.tokens == own.tokens and sample.beam == own.beam
@@ -245,7 +250,20 @@ def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int
         hits=stats["prefix_cache"]["hits"],
         prefix_copies=stats["prefix_cache"]["copies"],
         evictions=stats["prefix_cache"]["evictions"],
+        drafted=stats["speculation"]["drafted"],
+        accepted=stats["speculation"]["accepted"],
     )
+
+
+def draft_any(core: EngineCore, jobs: list[Job], singles: list[Job]) -> None:
+    """Draft what the requests got alone, or something else."""
+
+    def following(request: Request) -> list[int]:
+        single = next(single for job, single in zip(jobs, singles, strict=True) if job.request_id == request.group_id)
+        return single.samples[request.sample_index].tokens[request.num_output :]
+
+    scheduler = core._scheduler
+    draft_with(scheduler, AnyDrafts(scheduler.config, following))
 
 
 def check_schedules(kind: str, dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]) -> None:
@@ -256,14 +274,17 @@ def check_schedules(kind: str, dtype: str, seeds: range, num_jobs: int, longest:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_schedules_do_not_show_on_the_reference(dtype: str) -> None:
-    least = {"running": 18, "preemptions": 3, "beams": 5, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1}
+    least = {"running": 18, "preemptions": 3, "beams": 5, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1, "accepted": 30}
     check_schedules("reference", dtype, range(6), 8, 120, least)
 
 
 @native_only
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_schedules_do_not_show_natively(dtype: str) -> None:
-    least = {"running": 60, "preemptions": 10, "beams": 15, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50}
+    least = {
+        "running": 60, "preemptions": 10, "beams": 15, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50,
+        "accepted": 500,
+    }  # fmt: skip
     check_schedules("native", dtype, range(100, 112), 14, MAX_MODEL_LEN, least)
 
 

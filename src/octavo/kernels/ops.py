@@ -127,7 +127,9 @@ class StepColumns:
     num_scheduled: Int32
     """[max_requests] tokens to compute now"""
     num_samples: Int32
-    """[max_requests] tokens to sample after the last scheduled one"""
+    """[max_requests] tokens to sample after the last scheduled one; with drafts one more than these"""
+    num_drafts: Int32
+    """[max_requests] scheduled tokens, the last ones, that are guesses: each, and the one before them, has a sampled row"""
     num_new_blocks: Int32
     """[max_requests]"""
     new_block_ids: Int32
@@ -208,7 +210,8 @@ class Program(Protocol):
     ) -> None:
         """From requests to sampled rows: ``sampled_rows[s]`` is the last row of its request, ``rows[s]`` its request's ``params``.
 
-        ``num_known`` and ``position`` are set, and ``sample_index`` to 0, 1 ... where a request draws several samples. Only as many
+        ``num_known`` and ``position`` are set, and ``sample_index`` to 0, 1 ... where a request draws several samples. One with d drafts
+        has its last d + 1 rows sampled instead, and for each of them the tokens up to it are those known. Only as many
         entries as the columns' ``num_samples`` sum up to are written. params: [max_num_seqs], rows: [max_samples] of SAMPLE_ROW.
         """
 

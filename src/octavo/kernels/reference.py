@@ -169,15 +169,18 @@ def lay_out_rows(columns: StepColumns, batch: AttentionBatch, token_ids: Int32, 
 def lay_out_samples(
     columns: StepColumns, batch: AttentionBatch, params: Array, sampled_rows: Int32, rows: Array, num_requests: int
 ) -> None:
-    """Repeat each request's last row and parameters for its samples."""
+    """Repeat each request's last row and parameters for its samples; with drafts, take the last rows."""
     request = np.repeat(np.arange(num_requests), columns.num_samples[:num_requests])
     n = len(request)
-    sampled_rows[:n] = batch.query_starts[request + 1] - 1
+    number = np.arange(n) - np.searchsorted(request, request)
+    num_drafts = columns.num_drafts[request]
+    left = np.where(num_drafts > 0, num_drafts - number, 0)
+    sampled_rows[:n] = batch.query_starts[request + 1] - 1 - left
     rows[:n] = params[batch.table_rows[request]]
-    rows["num_known"][:n] = columns.num_computed[request] + columns.num_scheduled[request]
+    rows["num_known"][:n] = columns.num_computed[request] + columns.num_scheduled[request] - left
     rows["position"][:n] = rows["num_known"][:n] - rows["prompt_len"][:n]
-    several = columns.num_samples[request] > 1
-    rows["sample_index"][:n][several] = (np.arange(n) - np.searchsorted(request, request))[several]
+    several = (columns.num_samples[request] > 1) & (num_drafts == 0)
+    rows["sample_index"][:n][several] = number[several]
 
 
 class ReferenceProgram:
