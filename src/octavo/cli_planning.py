@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,7 +103,12 @@ def simulate(
     latency: Annotated[
         Path | None, typer.Option(help="JSON with the coefficients of a fitted latency model, instead of the device's.")
     ] = None,
-    scheme: Annotated[str, typer.Option(help="Comma-separated: paged, maximum, power_of_two, oracle, growing, static; or all.")] = "paged",
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: paged, maximum, power_of_two, oracle, growing, each alone or with +static for static batching; or all."
+        ),
+    ] = "paged",
     block_size: Annotated[str, typer.Option(help="Tokens per block; several, comma-separated, or sweep for 1 to 256.")] = "16",
     placement: Annotated[str, typer.Option(help="Of contiguous regions: first_fit or buddy.")] = "first_fit",
     prefix_caching: Annotated[bool, typer.Option(help="Find the beginnings of prompts in the cache.")] = True,
@@ -110,7 +116,10 @@ def simulate(
     max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
     replicas: Annotated[int, typer.Option(help="Engines behind a router.")] = 1,
-    router: Annotated[str, typer.Option(help="round_robin, least_loaded or prefix_aware.")] = "round_robin",
+    router: Annotated[str, typer.Option(help="round_robin, sticky (by conversation), least_loaded or prefix_aware.")] = "round_robin",
+    processes: Annotated[
+        int | None, typer.Option(help="Most processes for the replicas of a router that needs no answers. Default: the CPUs there are.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: .png or .svg. Needs matplotlib.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report: one HTML file with everything in it. Needs matplotlib.")] = None,
@@ -151,6 +160,7 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         num_replicas=replicas,
         router=router,
+        processes=processes or len(os.sched_getaffinity(0)),
     )
     show(run_study(study, requests), plot, html, as_json)
 

@@ -71,7 +71,7 @@ class Conserving(UsageMean):
 
     replica: Replica
 
-    def add(self, now: float, seconds: float, running: int, slots: Usage) -> None:
+    def add(self, seconds: float, running: int, slots: Usage) -> None:
         assert slots.used + slots.reserved + slots.internal + slots.external + slots.free == slots.total
         assert min(slots) >= 0
         blocks = self.replica.blocks
@@ -82,7 +82,7 @@ class Conserving(UsageMean):
             assert slots.used <= covered + len(blocks.copies) * blocks.block_size
         else:
             assert slots.used == covered
-        super().add(now, seconds, running, slots)
+        super().add(seconds, running, slots)
 
 
 requests_strategy = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 23), st.integers(0, 2)), min_size=1, max_size=24)
@@ -98,7 +98,7 @@ def test_slots_are_conserved_at_every_step_and_all_requests_finish(
     replica = Replica(0, config, LATENCY)
     mean = Conserving()
     mean.replica = replica
-    replica.runner.all = mean
+    replica.runner.counts.every = mean
     ended = []
     for number, (prompt, output, prefix) in enumerate(shapes):
         runs = (shared_run(prefix, prompt // 2), own_run(number, prompt - prompt // 2))
@@ -131,7 +131,7 @@ def run(scheme: str, shapes: list[tuple[int, int]], slots: int, max_model_len: i
     [("maximum", 200 // 64), ("power_of_two", 200 // 46), ("oracle", 200 // 31), ("growing", 200 // 16), ("paged", 50 // 4)],
 )
 def test_how_many_run_at_once(scheme: str, at_once: int) -> None:
-    assert run(scheme, [(14, 17)] * 16, 200).runner.all.max_running == at_once
+    assert run(scheme, [(14, 17)] * 16, 200).runner.counts.every.max_running == at_once
 
 
 def test_growing_copies_what_it_held() -> None:
@@ -150,7 +150,7 @@ def test_growing_starts_anew_where_old_and_new_do_not_fit_together() -> None:
 
 
 def test_a_static_batch_waits_for_its_longest() -> None:
-    config = SimConfig(128, "static", 4, SchedulerConfig(16, 256), 64)
+    config = SimConfig(128, "maximum", 4, SchedulerConfig(16, 256), 64, batching="static")
     replica = Replica(0, config, LATENCY)
     for number, output in enumerate([2, 20, 5]):
         replica.submit(SimRequest(number, 0.0, (own_run(number, 4),), output), 0.0)

@@ -5,7 +5,7 @@ A step is described by few sums over its plan (``StepLoad``); a model maps them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,9 @@ class LatencyModel(Protocol):
     def seconds(self, load: StepLoad) -> float:
         """Of one step."""
 
+    def decodes(self, rows: int, contexts: Iterable[int]) -> list[float]:
+        """Of steps that decode one token of each of ``rows`` requests, with so many keys to read in each step: to the bit as ``seconds`` says."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearLatency:
@@ -69,6 +72,10 @@ class LinearLatency:
 
     def seconds(self, load: StepLoad) -> float:
         return sum(c * x for c, x in zip(self.coefficients(), terms(load), strict=True))
+
+    def decodes(self, rows: int, contexts: Iterable[int]) -> list[float]:
+        fixed, key = self.seconds(StepLoad(rows, rows, rows, 0, 0)), self.per_context
+        return [fixed + key * context for context in contexts]
 
     def coefficients(self) -> tuple[float, ...]:
         """In the order of ``terms``."""
@@ -205,6 +212,11 @@ class RooflineLatency:
             + self.flops_per_pair * load.num_pairs
         )  # fmt: skip
         return self.overhead + max(moved / self.bandwidth, work / self.flops)
+
+    def decodes(self, rows: int, contexts: Iterable[int]) -> list[float]:
+        weights, kv, bandwidth, overhead = self.weight_bytes, self.kv_bytes, self.bandwidth, self.overhead
+        fixed, pair, flops = self.flops_per_token * rows + self.flops_per_sampled * rows, self.flops_per_pair, self.flops
+        return [overhead + max((weights + kv * context) / bandwidth, (fixed + pair * context) / flops) for context in contexts]
 
 
 READ_SHARE, WORK_SHARE = 0.8, 0.6

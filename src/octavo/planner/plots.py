@@ -114,9 +114,9 @@ def _bars(axes: Axes, names: list[str], heights: list[float], title: str) -> Non
 
 
 def _over_time(axes: Axes, name: str, result: StudyResult) -> None:
-    samples = timeline(result.results[name])
-    times = [time for time, _, _ in samples]
-    columns = [[getattr(slots, kind) / slots.total for _, _, slots in samples] for kind in KINDS]
+    moments = timeline(result.results[name])
+    times = [moment.time for moment in moments]
+    columns = [[moment.shares[kind] for moment in moments] for kind in KINDS]
     axes.stackplot(times, columns, colors=[COLOURS[kind] for kind in KINDS])
     axes.set_title(name, fontsize=8)
     axes.set_ylim(0, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.planner.accounting import Usage, UsageMean
-from octavo.planner.allocators import ContiguousManager
-from octavo.planner.replica import Record, Replica
+from octavo.planner.accounting import merged
+from octavo.planner.replica import Record, ReplicaFigures
 from octavo.planner.simulate import SimResult
+from octavo.planner.timeline import Moment, together
 
 BLOCK_ID_BYTES = 4
 """Of an entry of a block table."""
@@ -34,11 +34,12 @@ def ttft(record: Record) -> float | None:
 
 
 def tpot(record: Record) -> float | None:
-    """Seconds per output token after the first."""
+    """Seconds per output token of a sample after the first."""
     m = record.metrics
-    if m is None or m.first_token_time is None or m.finish_time is None or record.num_output < 2:
+    num_output = record.num_output // record.request.n
+    if m is None or m.first_token_time is None or m.finish_time is None or num_output < 2:
         return None
-    return (m.finish_time - m.first_token_time) / (record.num_output - 1)
+    return (m.finish_time - m.first_token_time) / (num_output - 1)
 
 
 def latency(record: Record) -> float | None:
@@ -52,7 +53,7 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -
     records, seconds = result.records, max(result.seconds, 1e-9)
     completed = [record for record in records if record.completed]
     num_output = sum(record.num_output for record in records)
-    stats = [replica.core.stats() for replica in result.replicas]
+    stats = [replica.stats for replica in result.replicas]
     return {
         "scheme": result.config.scheme,
         "block_size": result.config.block_size if result.config.scheme == "paged" else None,
@@ -71,8 +72,8 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -
         "memory": memory_shares(result.replicas),
         "batch": _batch(result.replicas),
         "preemptions": sum(s["num_preemptions"] for s in stats),
-        "tokens_computed": sum(s["num_tokens_computed"] for s in stats) + sum(r.runner.num_leapt_tokens for r in result.replicas),
-        "steps": sum(r.runner.num_steps for r in result.replicas),
+        "tokens_computed": sum(s["num_tokens_computed"] for s in stats) + sum(r.counts.num_leapt_tokens for r in result.replicas),
+        "steps": sum(r.counts.num_steps for r in result.replicas),
         "prefix": prefix_figures(stats),
         "metadata": _metadata(result),
         "copies": _copies(result.replicas),
@@ -94,25 +95,14 @@ def _kept(record: Record, max_ttft: float, max_tpot: float) -> bool:
     return first is not None and first <= max_ttft and (following is None or following <= max_tpot)
 
 
-def merged(means: Sequence[UsageMean]) -> UsageMean:
-    """Means of several replicas as one."""
-    total = UsageMean()
-    for mean in means:
-        total.seconds += mean.seconds
-        total.batch += mean.batch
-        total.max_running = max(total.max_running, mean.max_running)
-        total.sums = [a + b for a, b in zip(total.sums, mean.sums, strict=True)]
-    return total
-
-
-def memory_shares(replicas: Sequence[Replica]) -> dict[str, Any]:
+def memory_shares(replicas: Sequence[ReplicaFigures]) -> dict[str, Any]:
     """Shares of all slots by kind: over all steps, and over those in which requests waited."""
-    every, pressed = (merged([getattr(r.runner, name) for r in replicas]) for name in ("all", "pressed"))
+    every, pressed = (merged([getattr(r.counts, name) for r in replicas]) for name in ("every", "pressed"))
     return {"all": every.shares(), "pressed": pressed.shares(), "pressed_seconds": pressed.seconds}
 
 
-def _batch(replicas: Sequence[Replica]) -> dict[str, float]:
-    every, pressed = (merged([getattr(r.runner, name) for r in replicas]) for name in ("all", "pressed"))
+def _batch(replicas: Sequence[ReplicaFigures]) -> dict[str, float]:
+    every, pressed = (merged([getattr(r.counts, name) for r in replicas]) for name in ("every", "pressed"))
     return {"mean": every.mean_running, "mean_pressed": pressed.mean_running, "max": every.max_running}
 
 
@@ -125,19 +115,18 @@ def prefix_figures(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _metadata(result: SimResult) -> dict[str, float]:
     """Cost of block tables: entries per running request, and their bytes over the batch."""
-    entries, rows = (sum(getattr(r.runner, name) for r in result.replicas) for name in ("num_table_entries", "num_rows"))
-    steps = sum(r.runner.num_steps for r in result.replicas)
+    entries, rows = (sum(getattr(r.counts, name) for r in result.replicas) for name in ("num_table_entries", "num_rows"))
+    steps = sum(r.counts.num_steps for r in result.replicas)
     return {"table_entries_per_request": entries / max(1, rows), "table_bytes_per_step": BLOCK_ID_BYTES * entries / max(1, steps)}
 
 
-def _copies(replicas: Sequence[Replica]) -> dict[str, int]:
-    contiguous = [r.blocks for r in replicas if isinstance(r.blocks, ContiguousManager)]
-    return {"slots_copied": sum(b.num_slots_copied for b in contiguous), "stalls": sum(b.num_stalls for b in contiguous)}
+def _copies(replicas: Sequence[ReplicaFigures]) -> dict[str, int]:
+    return {"slots_copied": sum(r.num_slots_copied for r in replicas), "stalls": sum(r.num_stalls for r in replicas)}
 
 
-def timeline(result: SimResult) -> list[tuple[float, int, Usage]]:
-    """(time, running requests, slots by kind) of the first replica, thinned out."""
-    return result.replicas[0].runner.all.timeline
+def timeline(result: SimResult) -> list[Moment]:
+    """The memory of all replicas together, over time."""
+    return together([r.counts.timeline for r in result.replicas]).moments()
 
 
 def unlimited_hit_rate(result: SimResult) -> float:

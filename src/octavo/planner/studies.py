@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from octavo.config import LEGAL_BLOCK_SIZES, SchedulerConfig, parse_bytes
 from octavo.engine.memory import format_bytes
@@ -19,6 +19,23 @@ from octavo.planner.replica import SimConfig, slots_for
 from octavo.planner.report import comparison, summarise, unlimited_hit_rate
 from octavo.planner.simulate import SimResult, simulate
 from octavo.planner.workload import SimRequest
+
+
+ALL_SCHEMES = ("paged", *SCHEMES, "paged+static", "maximum+static")
+
+
+def split_scheme(name: str) -> tuple[str, Literal["continuous", "static"]]:
+    """How requests get memory, and how they are batched.
+
+    >>> split_scheme("paged"), split_scheme("oracle+static")
+    (('paged', 'continuous'), ('oracle', 'static'))
+    """
+    scheme, plus, batching = name.partition("+")
+    if scheme not in ("paged", *SCHEMES) or (plus and batching != "static"):
+        raise ConfigError(
+            f"scheme {name!r} is not known; choose among paged, {', '.join(SCHEMES)}, each alone or with +static behind it; or all"
+        )
+    return scheme, "static" if plus else "continuous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +51,7 @@ class Study:
     latency: LatencyModel | None = None
     """A fitted model; None takes the device's published figures."""
     schemes: tuple[str, ...] = ("paged",)
+    """``paged`` or a contiguous scheme, each with ``+static`` behind it for static batching; or ``all``."""
     block_sizes: tuple[str, ...] = ("16",)
     placement: str = "first_fit"
     prefix_caching: bool = True
@@ -42,6 +60,8 @@ class Study:
     max_num_batched_tokens: int = 2048
     num_replicas: int = 1
     router: str = "round_robin"
+    processes: int = 1
+    """Most that replicas are shared out to, where the router allows it."""
 
     @property
     def scheduler(self) -> SchedulerConfig:
@@ -72,13 +92,14 @@ class Study:
             raise ConfigError(f"placement {self.placement!r} is not known; choose first_fit or buddy")
         placement: Placement = "buddy" if self.placement == "buddy" else "first_fit"
         token, memories, found = self.model.kv_bytes_per_token("bfloat16"), self.kv_sizes(), {}
-        for scheme in ("paged", *SCHEMES) if self.schemes == ("all",) else self.schemes:
+        for name in ALL_SCHEMES if self.schemes == ("all",) else self.schemes:
+            scheme, batching = split_scheme(name)
             sizes = self._sizes() if scheme == "paged" else (16,)
             for size in sizes:
                 for label, memory in memories.items():
-                    name = " ".join([scheme, *([str(size)] if len(sizes) > 1 else []), *([label] if len(memories) > 1 else [])])
-                    found[name] = SimConfig(
-                        slots_for(memory, token), scheme, size, self.scheduler, self.max_model_len, self.prefix_caching, placement
+                    run = " ".join([name, *([str(size)] if len(sizes) > 1 else []), *([label] if len(memories) > 1 else [])])
+                    found[run] = SimConfig(
+                        slots_for(memory, token), scheme, size, self.scheduler, self.max_model_len, self.prefix_caching, placement, batching
                     )
         return found
 
@@ -133,7 +154,9 @@ class StudyResult:
 def run_study(study: Study, requests: Sequence[SimRequest]) -> StudyResult:
     """Run every scheme and block size on the same requests."""
     latency, configs = study.latency_model(), study.configs()
-    results = {name: simulate(requests, config, latency, study.num_replicas, study.router) for name, config in configs.items()}
+    results = {
+        name: simulate(requests, config, latency, study.num_replicas, study.router, study.processes) for name, config in configs.items()
+    }
     first = next(iter(results.values()))
     summaries = {name: summarise(result) for name, result in results.items()}
     num_slots = sorted({config.num_slots for config in configs.values()})

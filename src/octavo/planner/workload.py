@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from octavo.errors import ConfigError
 from octavo.planner.arrivals import Arrivals, Lengths
+from octavo.request import MAX_BEST_OF
 
 VOCAB_SIZE = 2**31 - 1
 """Simulated tokens are below this."""
@@ -40,9 +41,9 @@ def own_run(request_id: int, length: int) -> Run:
     return Run(2 * request_id % _SHARED, length)
 
 
-def output_token(request_id: int) -> int:
-    """The token that a simulated request's output is made of; no other has it."""
-    return (2 * request_id + 1) % _SHARED
+def output_token(request_id: int, sample: int = 0) -> int:
+    """The token that the output of one sample of a simulated request is made of; no other of the first four million has it."""
+    return (2 * (MAX_BEST_OF * request_id + sample) + 1) % _SHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class SimRequest:
     """The request whose answer this one goes on from (a chat's next turn): it arrives after that one has ended."""
     cancel_after: float | None = None
     """Its caller gives up so many seconds after its arrival."""
+    n: int = 1
+    """Outputs: samples that share the prompt, or with ``beams`` the beams of a search."""
+    beams: bool = False
 
     @property
     def prompt_len(self) -> int:
@@ -66,7 +70,7 @@ class SimRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens at its end: prompt and output."""
+        """Tokens of each of its samples at the end: prompt and output."""
         return self.prompt_len + self.output_len
 
     def token_ids(self) -> array[int]:
