@@ -37,13 +37,12 @@ def test_unlimited_cache_against_comparing_all_prompts() -> None:
         if chance.random() < 0.3:
             runs.pop()
         requests.append(SimRequest(number, float(number), tuple(runs) or (shared_run(0, 8),), 1))
-    result = simulate(requests, SimConfig(4096, max_model_len=64), LinearLatency(per_step=0.01))
     prompts = [r.token_ids().tolist() for r in requests]
     found = 0
     for number, prompt in enumerate(prompts):
         best = max((common(prompt, other) // 8 * 8 for other in prompts[:number]), default=0)
         found += min(best, len(prompt) - 1)
-    assert unlimited_hit_rate(result) == pytest.approx(found / sum(len(p) - 1 for p in prompts))
+    assert unlimited_hit_rate(requests) == pytest.approx(found / sum(len(p) - 1 for p in prompts))
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -56,8 +55,15 @@ def test_the_real_cache_stays_below_the_unlimited_one() -> None:
     for slots in (40_000, 400_000):
         result = simulate(requests, SimConfig(slots, max_model_len=16_384), LinearLatency(per_step=0.01, per_token=1e-5))
         rates.append(summarise(result)["prefix"]["hit_rate"])
-        bound = unlimited_hit_rate(result)
+        bound = unlimited_hit_rate(requests)
     assert rates[0] < rates[1] <= bound + 0.01
+
+
+def test_no_cache_finds_more_than_the_unlimited_one() -> None:
+    """Conversations, whose answers come back in the next prompt."""
+    requests = WORKLOADS["chat"].at_rate(2.0).requests(120)
+    result = simulate(requests, SimConfig(2_000_000), LinearLatency(per_step=0.001))
+    assert 0.8 < summarise(result)["prefix"]["hit_rate"] <= unlimited_hit_rate(requests)
 
 
 def test_figures_by_hand() -> None:

@@ -9,6 +9,7 @@ from octavo.planner.accounting import merged
 from octavo.planner.replica import Record, ReplicaFigures
 from octavo.planner.simulate import SimResult
 from octavo.planner.timeline import Moment, together
+from octavo.planner.workload import Run, SimRequest, output_token
 
 BLOCK_ID_BYTES = 4
 """Of an entry of a block table."""
@@ -129,31 +130,41 @@ def timeline(result: SimResult) -> list[Moment]:
     return together([r.counts.timeline for r in result.replicas]).moments()
 
 
-def unlimited_hit_rate(result: SimResult) -> float:
+def unlimited_hit_rate(requests: Iterable[SimRequest]) -> float:
     """The prefix hit rate that a cache without limits, shared by all, would have had: the upper bound.
 
-    Counts for each request, in order of arrival, the longest beginning that any earlier prompt had; at most all but its last
-    token, as the engine computes that always.
+    Counts for each request, in the order given (which is that of arrival, but for next turns, and those come after what they go on from),
+    the longest beginning that any earlier prompt with its answer had; at most all but its last token, as the engine computes that always.
     """
-    children: dict[tuple[int, int, int], int] = {}
+    known = _KnownRuns()
     found = asked = 0
-    for record in sorted(result.records, key=lambda r: (r.arrival, r.request.id)):
-        hit = _walk(children, record) if record.reason != "refused" else None
-        if hit is not None:
-            asked += record.request.prompt_len - 1
-            found += min(hit, record.request.prompt_len - 1)
+    for request in requests:
+        asked += request.prompt_len - 1
+        found += min(known.walk(request.prompt), request.prompt_len - 1)
+        for sample in range(request.n):
+            known.walk((*request.prompt, Run(output_token(request.id, sample), request.output_len)))
     return found / asked if asked else 0.0
 
 
-def _walk(children: dict[tuple[int, int, int], int], record: Record) -> int:
-    """Follow a prompt, run by run, as far as it is known; add what is not. Returns the tokens known."""
-    node, hit, known = 0, 0, True
-    for run in record.request.prompt:
-        key = (node, run.token, run.length)
-        known = known and key in children
-        hit += run.length if known else 0
-        node = children.setdefault(key, len(children) + 1)
-    return hit
+class _KnownRuns:
+    """All beginnings there have been, as a tree of runs."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, int, int], int] = {}
+        self._longest: dict[tuple[int, int], int] = {}
+        """Of the runs of a token that follow a node."""
+
+    def walk(self, runs: Sequence[Run]) -> int:
+        """Returns how many tokens are known of these runs, and adds what is not."""
+        node, hit, known = 0, 0, True
+        for run in runs:
+            key, place = (node, run.token, run.length), (node, run.token)
+            longest = self._longest.get(place, 0)
+            hit += min(longest, run.length) if known else 0
+            known = known and key in self._nodes
+            self._longest[place] = max(longest, run.length)
+            node = self._nodes.setdefault(key, len(self._nodes) + 1)
+        return hit
 
 
 # ---------------------------------------------------------------- tables

@@ -20,7 +20,6 @@ from octavo.planner.report import comparison, summarise, unlimited_hit_rate
 from octavo.planner.simulate import SimResult, simulate
 from octavo.planner.workload import SimRequest
 
-
 ALL_SCHEMES = ("paged", *SCHEMES, "paged+static", "maximum+static")
 
 
@@ -157,10 +156,10 @@ def run_study(study: Study, requests: Sequence[SimRequest]) -> StudyResult:
     results = {
         name: simulate(requests, config, latency, study.num_replicas, study.router, study.processes) for name, config in configs.items()
     }
-    first = next(iter(results.values()))
     summaries = {name: summarise(result) for name, result in results.items()}
+    fitting = [request for request in requests if request.num_tokens <= study.max_model_len]
     num_slots = sorted({config.num_slots for config in configs.values()})
-    return StudyResult(study, results, summaries, num_slots, unlimited_hit_rate(first))
+    return StudyResult(study, results, summaries, num_slots, unlimited_hit_rate(fitting))
 
 
 def show(result: StudyResult, plot: Path | None, html: Path | None, as_json: bool) -> None:
