@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from octavo.engine.memory import format_bytes
 from octavo.planner.accounting import merged
 from octavo.planner.replica import Record, ReplicaFigures
 from octavo.planner.simulate import SimResult
@@ -13,6 +14,11 @@ from octavo.planner.workload import Run, SimRequest, output_token
 
 BLOCK_ID_BYTES = 4
 """Of an entry of a block table."""
+POOL_BYTES = 12
+"""Of a block in the pool: its count, and two links of the free list."""
+ENTRY_BYTES, TOKEN_BYTES = 450, 4
+"""Of a block that can be found, and of each of its tokens: the entry, its key, and its places in three dictionaries, as CPython
+3.11 has them (``test_report.py`` measures it)."""
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
@@ -49,7 +55,7 @@ def latency(record: Record) -> float | None:
     return None if m is None or m.finish_time is None or not record.completed else m.finish_time - record.arrival
 
 
-def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -> dict[str, Any]:
+def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2, kv_bytes_per_token: int | None = None) -> dict[str, Any]:
     """All figures. ``goodput`` counts completed requests that kept both limits, in seconds."""
     records, seconds = result.records, max(result.seconds, 1e-9)
     completed = [record for record in records if record.completed]
@@ -76,7 +82,7 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -
         "tokens_computed": sum(s["num_tokens_computed"] for s in stats) + sum(r.counts.num_leapt_tokens for r in result.replicas),
         "steps": sum(r.counts.num_steps for r in result.replicas),
         "prefix": prefix_figures(stats),
-        "metadata": _metadata(result),
+        "metadata": _metadata(result, kv_bytes_per_token),
         "copies": _copies(result.replicas),
     }
 
@@ -99,7 +105,7 @@ def _kept(record: Record, max_ttft: float, max_tpot: float) -> bool:
 def memory_shares(replicas: Sequence[ReplicaFigures]) -> dict[str, Any]:
     """Shares of all slots by kind: over all steps, and over those in which requests waited."""
     every, pressed = (merged([getattr(r.counts, name) for r in replicas]) for name in ("every", "pressed"))
-    return {"all": every.shares(), "pressed": pressed.shares(), "pressed_seconds": pressed.seconds}
+    return {"all": every.shares(), "pressed": pressed.shares(), "pressed_seconds": pressed.seconds, "saved_by_sharing": every.saved}
 
 
 def _batch(replicas: Sequence[ReplicaFigures]) -> dict[str, float]:
@@ -114,11 +120,23 @@ def prefix_figures(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {"tokens_asked": asked, "tokens_saved": saved, "hit_rate": saved / asked if asked else 0.0}
 
 
-def _metadata(result: SimResult) -> dict[str, float]:
-    """Cost of block tables: entries per running request, and their bytes over the batch."""
-    entries, rows = (sum(getattr(r.counts, name) for r in result.replicas) for name in ("num_table_entries", "num_rows"))
-    steps = sum(r.counts.num_steps for r in result.replicas)
-    return {"table_entries_per_request": entries / max(1, rows), "table_bytes_per_step": BLOCK_ID_BYTES * entries / max(1, steps)}
+def _metadata(result: SimResult, kv_bytes_per_token: int | None) -> dict[str, Any]:
+    """Cost of the books of all replicas: block tables of running requests (means over steps), the pool, and the prefix index at the end."""
+    counts = [r.counts for r in result.replicas]
+    entries, steps = sum(c.num_table_entries for c in counts), sum(c.num_steps for c in counts)
+    paged = result.config.scheme == "paged"
+    blocks = sum(r.stats["blocks"]["total"] for r in result.replicas) if paged else 0
+    size = result.config.block_size
+    tables = BLOCK_ID_BYTES * entries / max(1, steps) * len(result.replicas)
+    pool, index = POOL_BYTES * blocks, sum(r.num_entries for r in result.replicas) * (ENTRY_BYTES + TOKEN_BYTES * size)
+    kv = None if kv_bytes_per_token is None else kv_bytes_per_token * result.config.num_slots * len(result.replicas)
+    return {
+        "table_entries_per_request": entries / max(1, sum(c.num_rows for c in counts)),
+        "table_bytes": tables,
+        "pool_bytes": pool,
+        "index_bytes": index,
+        "share_of_kv_memory": (tables + pool + index) / kv if kv else None,
+    }
 
 
 def _copies(replicas: Sequence[ReplicaFigures]) -> dict[str, int]:
@@ -201,31 +219,35 @@ def _text(cell: object) -> str:
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Runs side by side: speed in one table, memory in the other."""
-    speed = table(
-        [
-            "run",
-            "req/s",
-            "out tok/s",
-            "goodput",
-            "TTFT p50",
-            "p90",
-            "p99",
-            "TPOT p50",
-            "p90",
-            "end p50",
-            "p99",
-            "batch",
-            "preempt",
-            "hit rate",
-        ],
-        [_speed_row(name, s) for name, s in summaries.items()],
-    )
-    memory = table(
-        ["run", "used", "reserved", "internal", "external", "free", "shared", "cached", "copied slots", "table entries"],
-        [_memory_row(name, s) for name, s in summaries.items()],
-    )
-    return f"{speed}\n\nShares of the KV memory, averaged over time (while requests waited, where any did):\n{memory}"
+    """Runs side by side: speed, memory, and what it costs to keep books of it."""
+    speed = [
+        "run",
+        "req/s",
+        "out tok/s",
+        "goodput",
+        "TTFT p50",
+        "p90",
+        "p99",
+        "TPOT p50",
+        "p90",
+        "end p50",
+        "p99",
+        "batch",
+        "preempt",
+        "hit rate",
+    ]
+    memory = ["run", "used", "reserved", "internal", "external", "free", "cached", "saved by sharing", "copied slots"]
+    books = ["run", "table entries", "tables, mean", "pool", "prefix index", "of KV memory", "attention, us/1k keys"]
+    if not any("attention" in s for s in summaries.values()):
+        books.pop()
+    parts = [
+        table(speed, [_speed_row(name, s) for name, s in summaries.items()]),
+        "Shares of the KV memory, averaged over time (while requests waited, where any did):",
+        table(memory, [_memory_row(name, s) for name, s in summaries.items()]),
+        "Metadata: block table entries of a running request; bytes of block tables, pool and prefix index:",
+        table(books, [_books_row(name, s)[: len(books)] for name, s in summaries.items()]),
+    ]
+    return "{}\n\n{}\n{}\n\n{}\n{}".format(*parts)
 
 
 def _speed_row(name: str, s: Mapping[str, Any]) -> list[object]:
@@ -239,5 +261,13 @@ def _speed_row(name: str, s: Mapping[str, Any]) -> list[object]:
 
 def _memory_row(name: str, s: Mapping[str, Any]) -> list[object]:
     shares = s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"]
-    kinds = ("used", "reserved", "internal", "external", "free", "shared", "cached")
-    return [name, *(f"{shares[k]:.1%}" for k in kinds), s["copies"]["slots_copied"], s["metadata"]["table_entries_per_request"]]
+    kinds = ("used", "reserved", "internal", "external", "free", "cached")
+    return [name, *(f"{shares[k]:.1%}" for k in kinds), f"{s['memory']['saved_by_sharing']:.1%}", s["copies"]["slots_copied"]]
+
+
+def _books_row(name: str, s: Mapping[str, Any]) -> list[object]:
+    m = s["metadata"]
+    sizes = (m["table_bytes"], m["pool_bytes"], m["index_bytes"])
+    share = "-" if m["share_of_kv_memory"] is None else f"{m['share_of_kv_memory']:.2%}"
+    attention = s.get("attention", {}).get("us_per_1000_keys")
+    return [name, m["table_entries_per_request"], *(format_bytes(round(size)) for size in sizes), share, attention]

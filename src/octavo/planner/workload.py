@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -79,6 +79,16 @@ class SimRequest:
         for run in self.prompt:
             tokens.extend(array("i", [run.token]) * run.length)
         return tokens
+
+
+def with_outputs(requests: Iterable[SimRequest], n: int | None = None, beam_width: int | None = None) -> list[SimRequest]:
+    """The same requests, each with ``n`` samples or with the beams of a search. Raises ConfigError for both, and for numbers out of range."""
+    count = n if beam_width is None else beam_width
+    if count is None or (n is not None and beam_width is not None):
+        raise ConfigError("requests draw n samples or keep beam_width beams: give one of the two")
+    if not 1 <= count <= MAX_BEST_OF:
+        raise ConfigError(f"{count} outputs of a request are not legal: from 1 to {MAX_BEST_OF}")
+    return [replace(request, n=count, beams=beam_width is not None) for request in requests]
 
 
 ONE = Lengths("fixed", 1)
