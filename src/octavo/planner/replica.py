@@ -123,7 +123,7 @@ class Replica:
         self._ids: dict[int, int] = {}
         self._held: dict[int, Record] = {}
         if isinstance(self.blocks, StaticBatching):
-            self.blocks.begin(on_batch_end=self._batch_ended)
+            self.blocks.begin(lambda: self.scheduler.num_waiting, self._batch_ended)
         self._batch_over = False
         self._latency = latency
         self._leaps = config.leaps and type(self.blocks) is BlockManager
@@ -132,9 +132,9 @@ class Replica:
 
     def submit(self, request: SimRequest, now: float) -> Record | None:
         """Queue a request; its record at once if it is refused."""
-        if request.beams and isinstance(self.blocks, ContiguousManager):
+        if request.beams and type(self.blocks) is not BlockManager:
             raise ConfigError(
-                f"beams fork, and the regions of the scheme {self.config.scheme!r} cannot: take paged, or samples instead of beams"
+                "beams fork, which takes blocks and continuous batching: simulate them with the scheme paged, or take samples (n)"
             )
         self._admits_nobody = False
         later, self.clock.now = self.clock.now, now

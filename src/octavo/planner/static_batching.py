@@ -1,8 +1,8 @@
-"""Static batching: a batch is closed once nobody else fits or waits, and the next one begins when its longest has ended.
+"""Static batching: a batch is closed once somebody does not fit, nobody waits, or one of it ends; the next one begins when all have ended.
 
 It is laid over any way to give requests their memory: what is asked of a block manager tells all that it takes. Ended requests keep their
 memory, and their rows run on empty, until the batch is over; only where another one of the batch finds no room is that
-memory given back before.
+memory given back before. Beam searches are not batched so: their beams come and go within a request.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ class StaticBatching(BlockManager):
     """Requests of the batch that have ended, with the tokens that each had computed."""
     num_empty_rows: int
     """Rows that run on though their requests have ended."""
-    on_batch_end: Callable[[], None]
     _batch: set[int]
+    """Requests of the batch that have not ended."""
     _open: bool
 
-    def begin(self, on_batch_end: Callable[[], None]) -> None:
-        """Open the first batch. ``on_batch_end`` hears of the end of each."""
-        self.ended, self.num_empty_rows, self.on_batch_end = {}, 0, on_batch_end
-        self._batch, self._open, self._grew = set(), True, False
+    def begin(self, num_waiting: Callable[[], int], on_batch_end: Callable[[], None]) -> None:
+        """Open the first batch. ``num_waiting`` tells how many requests wait, ``on_batch_end`` hears of the end of each batch."""
+        self.ended, self.num_empty_rows = {}, 0
+        self._num_waiting, self._on_batch_end = num_waiting, on_batch_end
+        self._batch, self._open = set(), True
 
     @property
     def request_ids(self) -> set[int]:
@@ -52,7 +53,6 @@ class StaticBatching(BlockManager):
             self._open = False
         else:
             self._batch.add(request_id)
-            self._grew = True
         return covered
 
     def reserve(self, request_id: int, num_tokens: int) -> list[int] | None:
@@ -71,15 +71,15 @@ class StaticBatching(BlockManager):
         self._batch.remove(request_id)
         self.ended[request_id] = num_computed
         self.num_empty_rows += 1
-        if not self._batch:
+        self._open = not self._batch
+        if self._open:
             self._give_back()
-            self.num_empty_rows, self._open = 0, True
-            self.on_batch_end()
+            self.num_empty_rows = 0
+            self._on_batch_end()
 
     def end_step(self, failed: bool = False) -> None:
         super().end_step(failed)
-        self._open = (self._open and self._grew) or not self._batch
-        self._grew = False
+        self._open = (self._open and self._num_waiting() > 0) or not self._batch
 
     def _give_back(self) -> bool:
         """Release what ended requests hold. Returns whether there was any."""
