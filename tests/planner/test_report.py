@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
+from array import array
 from pathlib import Path
 
 import pytest
 
+from octavo.blocks import BlockManager
 from octavo.errors import ConfigError
 from octavo.planner.known_models import KNOWN_MODELS
 from octavo.planner.latency_model import LinearLatency
 from octavo.planner.paper import PAPER, paper_study
 from octavo.planner.replica import SimConfig
-from octavo.planner.report import summarise, unlimited_hit_rate
+from octavo.planner.report import ENTRY_BYTES, TOKEN_BYTES, summarise, unlimited_hit_rate
 from octavo.planner.simulate import simulate
 from octavo.planner.studies import Study, StudyResult, run_study
-from octavo.planner.workload import WORKLOADS, SimRequest, own_run, shared_run
+from octavo.planner.workload import WORKLOADS, SimRequest, own_run, shared_run, with_outputs
 
 
 def test_memory_study_of_the_paper_within_five_points() -> None:
@@ -150,3 +153,41 @@ def test_wrong_settings_of_a_study_are_refused(wrong: dict[str, object]) -> None
 def test_a_model_that_leaves_no_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves no memory"):
         run_study(Study("chat", KNOWN_MODELS["llama-3.1-70b"]), WORKLOADS["chat"].requests(1))
+
+
+def test_bytes_of_the_prefix_index_against_what_python_takes() -> None:
+    for size in (4, 64):
+        blocks, tokens = BlockManager(4000, size), array("i", range(4000 * size))
+        blocks.admit(0, tokens, leaves=True)
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        blocks.reserve(0, len(tokens))
+        taken = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert blocks.num_findable == 4000
+        assert taken / 4000 == pytest.approx(ENTRY_BYTES + TOKEN_BYTES * size, rel=0.3)
+
+
+def test_samples_save_what_they_share() -> None:
+    """n samples of a prompt of p full blocks with outputs of one block, once all have begun: n (p + 1) blocks without sharing, p + n with it."""
+    requests = with_outputs([SimRequest(0, 0.0, (own_run(0, 160),), 400)], n=4)
+    result = simulate(requests, SimConfig(4096, max_model_len=1024, prefix_caching=False), LinearLatency(per_step=1.0))
+    s = summarise(result)
+    needed = [4 * (10 + blocks) for blocks in range(1, 26) for _ in range(16)]
+    used = [10 + 4 * blocks for blocks in range(1, 26) for _ in range(16)]
+    assert s["memory"]["saved_by_sharing"] == pytest.approx(1 - sum(used) / sum(needed), abs=0.01)
+    assert s["throughput"]["output_tokens_per_second"] * s["seconds"] == 4 * 400
+    assert s["tpot"]["p50"] == pytest.approx(1.0)
+
+
+def test_beams_save_more_than_samples_and_contiguous_regions_cannot_fork() -> None:
+    requests = WORKLOADS["rag"].at_rate(1.0).requests(4)
+    samples, beams = (
+        summarise(simulate(with_outputs(requests, **how), SimConfig(200_000), LinearLatency(per_step=0.01)))["memory"]["saved_by_sharing"]
+        for how in ({"n": 4}, {"beam_width": 4})
+    )
+    assert 0.3 < samples < beams < 0.75
+    with pytest.raises(ConfigError, match="beams fork"):
+        simulate(with_outputs(requests, beam_width=2), SimConfig(200_000, "oracle"), LinearLatency(per_step=0.01))
+    with pytest.raises(ConfigError, match="one of the two"):
+        with_outputs(requests, n=2, beam_width=2)

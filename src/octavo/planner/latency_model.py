@@ -164,7 +164,7 @@ DEVICES = {device.name.lower(): device for device in (
     _device("A100-40GB", 40, 1.555, 312, "NVIDIA A100 data sheet, 40 GB PCIe/SXM"),
     _device("A100-80GB", 80, 2.039, 312, "NVIDIA A100 data sheet, 80 GB SXM"),
     _device("H100", 80, 3.35, 989.5, "NVIDIA H100 data sheet, SXM, without sparsity"),
-    _device("H200", 141e9 / 2**30, 4.8, 989.5, "NVIDIA H200 data sheet, SXM, without sparsity"),
+    _device("H200", 140, 4.8, 989.5, "NVIDIA H200 data sheet, SXM, without sparsity; its 141 GB are 140 GiB to a program"),
     _device("L4", 24, 0.3, 121, "NVIDIA L4 data sheet, without sparsity"),
     _device("L40S", 48, 0.864, 362, "NVIDIA L40S data sheet, without sparsity"),
     _device("A10G", 24, 0.6, 70, "NVIDIA A10G in AWS G5 data sheet"),
