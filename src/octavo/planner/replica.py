@@ -123,7 +123,7 @@ class Replica:
         self._ids: dict[int, int] = {}
         self._held: dict[int, Record] = {}
         if isinstance(self.blocks, StaticBatching):
-            self.blocks.begin(lambda: self.scheduler.num_waiting, self._batch_ended)
+            self.blocks.begin(config.scheduler.max_num_seqs, lambda: self.scheduler.num_waiting, self._batch_ended)
         self._batch_over = False
         self._latency = latency
         self._leaps = config.leaps and type(self.blocks) is BlockManager

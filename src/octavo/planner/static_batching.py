@@ -1,4 +1,4 @@
-"""Static batching: a batch is closed once somebody does not fit, nobody waits, or one of it ends; the next one begins when all have ended.
+"""Static batching: a batch is closed once somebody does not fit or nobody waits; the next one begins when its longest has ended.
 
 It is laid over any way to give requests their memory: what is asked of a block manager tells all that it takes. Ended requests keep their
 memory, and their rows run on empty, until the batch is over; only where another one of the batch finds no room is that
@@ -25,9 +25,9 @@ class StaticBatching(BlockManager):
     """Requests of the batch that have not ended."""
     _open: bool
 
-    def begin(self, num_waiting: Callable[[], int], on_batch_end: Callable[[], None]) -> None:
-        """Open the first batch. ``num_waiting`` tells how many requests wait, ``on_batch_end`` hears of the end of each batch."""
-        self.ended, self.num_empty_rows = {}, 0
+    def begin(self, max_rows: int, num_waiting: Callable[[], int], on_batch_end: Callable[[], None]) -> None:
+        """Open the first batch, of at most ``max_rows``. ``num_waiting`` tells how many wait, ``on_batch_end`` hears of each batch's end."""
+        self.ended, self.num_empty_rows, self._max_rows = {}, 0, max_rows
         self._num_waiting, self._on_batch_end = num_waiting, on_batch_end
         self._batch, self._open = set(), True
 
@@ -44,8 +44,10 @@ class StaticBatching(BlockManager):
         leaves: bool = False,
         copies: bool = True,
     ) -> int | None:
-        if not self._open and request_id not in self._batch:
-            return None
+        if request_id not in self._batch:
+            self._open = self._open and len(self._batch) + self.num_empty_rows < self._max_rows
+            if not self._open:
+                return None
         covered = super().admit(request_id, token_ids, salt, reads, leaves, copies)
         if covered is None and request_id in self._batch and self._give_back():
             covered = super().admit(request_id, token_ids, salt, reads, leaves, copies)
@@ -71,10 +73,9 @@ class StaticBatching(BlockManager):
         self._batch.remove(request_id)
         self.ended[request_id] = num_computed
         self.num_empty_rows += 1
-        self._open = not self._batch
-        if self._open:
+        if not self._batch:
             self._give_back()
-            self.num_empty_rows = 0
+            self.num_empty_rows, self._open = 0, True
             self._on_batch_end()
 
     def end_step(self, failed: bool = False) -> None:
