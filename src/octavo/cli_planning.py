@@ -82,7 +82,7 @@ def plan(
         lengths=lengths,
         tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
     )
-    load = load_for(planned, found, lengths, rate, _device(gpu, profile, model)) if rate is not None else None
+    load = load_for(planned, found, lengths, rate, _device(gpu, profile, model, dtype)) if rate is not None else None
     if as_json:
         print(json.dumps(found.as_dict() | {"load": load and load.as_dict()}, indent=1))
     else:
@@ -180,7 +180,7 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         num_replicas=replicas,
         router=router,
-        processes=processes or len(os.sched_getaffinity(0)),
+        processes=processes or _num_cpus(),
     )
     show(run_study(study, requests), plot, html, as_json)
 
@@ -241,15 +241,20 @@ def _drawn(name: str, count: int, rate: float | None, max_model_len: int, seed: 
     return (workload if rate is None else workload.at_rate(rate)).requests(count, seed)
 
 
-def _device(gpu: str | None, profile: Path | None, model: str) -> Device | Profile | None:
+def _device(gpu: str | None, profile: Path | None, model: str, dtype: str = "bfloat16") -> Device | Profile | None:
     """What tells the time of a step: a device that was named, else a profile; None where there is neither."""
     from octavo.planner.latency_model import named_device
     from octavo.planner.profile import find_profile, read_profile
 
     if gpu is not None and profile is None:
         return named_device(gpu)
-    found = profile or find_profile(model)
+    found = profile or find_profile(model, dtype)
     return None if found is None else read_profile(found)
+
+
+def _num_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _list(text: str) -> tuple[str, ...]:

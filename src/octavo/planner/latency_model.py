@@ -71,7 +71,10 @@ class LinearLatency:
     per_copied: float = 0.0
 
     def seconds(self, load: StepLoad) -> float:
-        return sum(c * x for c, x in zip(self.coefficients(), terms(load), strict=True))
+        total = 0.0
+        for coefficient, term in zip(self.coefficients(), terms(load), strict=True):
+            total += coefficient * term  # in this order, as decodes() adds them; sum() may compensate
+        return total
 
     def decodes(self, rows: int, contexts: Iterable[int]) -> list[float]:
         fixed, key = self.seconds(StepLoad(rows, rows, rows, 0, 0)), self.per_context

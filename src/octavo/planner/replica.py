@@ -18,7 +18,7 @@ from octavo.planner.leap import Leap, LeapingScheduler
 from octavo.planner.sim_runner import RunCounts, SimRunner, VirtualClock
 from octavo.planner.static_batching import STATIC_SCHEMES, StaticBatching, StaticPaged
 from octavo.planner.workload import VOCAB_SIZE, SimRequest, output_token
-from octavo.request import RequestMetrics, SamplingParams, fork_id, split_id
+from octavo.request import FinishReason, RequestMetrics, SamplingParams, fork_id, split_id
 from octavo.scheduler.step import RequestUpdate
 
 
@@ -230,7 +230,7 @@ class Replica:
         if not isinstance(self.blocks, StaticBatching):  # there its memory is counted on
             del self.runner.final_tokens[engine_id]
         metrics, num_output = update.metrics, self.num_outputs.pop(engine_id)
-        assert metrics is not None and reason is not None
+        assert metrics is not None and reason is not None and reason is not FinishReason.ERROR, "a simulated step failed; the log says why"
         return Record(request, self.index, metrics.arrival_time, metrics, num_output, reason.value)
 
     def _batch_ended(self) -> None:
