@@ -8,12 +8,15 @@ from collections.abc import Callable
 import numpy as np
 from common import THREADS, Limits, interleaved, median_seconds, ratio, show
 
+from octavo.bench.attention import AttentionCase
 from octavo.kernels.native import NativeBackend
-from octavo.kernels.ops import AttentionBatch, KVCache, KVShape, Size, TensorSource
+from octavo.kernels.ops import Size, TensorSource
+from octavo.planner.known_models import KNOWN_MODELS
 
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate+up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
 LAYERS = 30
-HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+SPEC = KNOWN_MODELS["smollm2-135m"].spec
+HEADS, KV_HEADS, HEAD_DIM = SPEC.num_heads, SPEC.num_kv_heads, SPEC.head_dim
 
 
 def bench_linear(backend: NativeBackend, limits: Limits) -> None:
@@ -42,47 +45,8 @@ def bench_linear(backend: NativeBackend, limits: Limits) -> None:
     show("linear: every weight of SmolLM2-135M once, bf16", ["rows", "ms", "GB/s", "of read", "GFLOP/s", "of bf16 peak"], rows)
 
 
-class Case:
-    """Requests of one context length in a pool of one layer, filled at random; their blocks lie scattered."""
-
-    def __init__(self, backend: NativeBackend, block_size: int, num_requests: int, context: int, queries: int) -> None:
-        chance = np.random.default_rng(1)
-        per_request = -(-context // block_size)
-        num_blocks = num_requests * per_request
-        self.cache: KVCache = backend.kv_cache(KVShape(1, num_blocks, block_size, KV_HEADS, HEAD_DIM, "bfloat16"))
-        tables = chance.permutation(num_blocks).astype(np.int32).reshape(num_requests, per_request)
-        rows = num_requests * queries
-        positions = np.tile(np.arange(context - queries, context, dtype=np.int32), num_requests)
-        self.batch = AttentionBatch(
-            query_starts=np.arange(0, rows + 1, queries, dtype=np.int32), table_rows=np.arange(num_requests, dtype=np.int32),
-            block_tables=tables, positions=positions, slots=np.zeros(rows, np.int32),
-        )  # fmt: skip
-        self._fill(backend, tables, num_requests, context, block_size, chance)
-        self.q = backend.empty((rows, HEADS * HEAD_DIM), "float32")
-        self.q[:] = chance.normal(size=self.q.shape)
-        self.out = backend.empty(self.q.shape, "bfloat16")
-        sizes = np.zeros(len(Size), np.int32)
-        sizes[Size.ROWS], sizes[Size.REQUESTS] = rows, num_requests
-        program = backend.program(sizes)
-        program.paged_attention(self.q, self.batch, self.cache, 0, self.out, HEAD_DIM**-0.5)
-        self.run: Callable[[], None] = program.run
-
-    def _fill(
-        self, backend: NativeBackend, tables: np.ndarray, num: int, context: int, block_size: int, chance: np.random.Generator
-    ) -> None:
-        count = 4096
-        kv = backend.empty((count, KV_HEADS * HEAD_DIM), "float32")
-        kv[:] = chance.normal(size=kv.shape)
-        slots = np.zeros(count, np.int32)
-        sizes = np.zeros(len(Size), np.int32)
-        program = backend.program(sizes)
-        program.write_kv(kv, kv, slots, self.cache, 0)
-        for request in range(num):
-            for start in range(0, context, count):
-                at = np.arange(start, min(context, start + count))
-                slots[: len(at)] = tables[request, at // block_size] * block_size + at % block_size
-                sizes[Size.ROWS] = len(at)
-                program.run()
+def attention(backend: NativeBackend, block_size: int, num_requests: int, context: int, queries: int) -> AttentionCase:
+    return AttentionCase(backend, SPEC, "bfloat16", block_size, num_requests, context, queries)
 
 
 def torch_attention(num_requests: int, context: int, queries: int) -> Callable[[], object]:
@@ -102,7 +66,7 @@ def bench_attention(backend: NativeBackend, limits: Limits) -> None:
     rows = []
     decode = [(n, context, 1) for n in (1, 8, 64) for context in (128, 1024, 8192)]
     for num, context, queries in [*decode, (64, 4096, 1), (1, 512, 512), (1, 2048, 2048)]:
-        case, whole = Case(backend, 16, num, context, queries), Case(backend, 256, num, context, queries)
+        case, whole = attention(backend, 16, num, context, queries), attention(backend, 256, num, context, queries)
         paged, huge = interleaved([case.run, whole.run], 9)
         [torch] = interleaved([torch_attention(num, context, queries)], 3)  # apart: its threads spin on after their work
         num_bytes = num * context * KV_HEADS * HEAD_DIM * 2 * 2
@@ -119,7 +83,7 @@ def bench_blocks(backend: NativeBackend) -> None:
     """The same decode and prefill for every block size."""
     rows = []
     for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        decode, prefill = Case(backend, size, 32, 2048, 1), Case(backend, size, 1, 1024, 1024)
+        decode, prefill = attention(backend, size, 32, 2048, 1), attention(backend, size, 1, 1024, 1024)
         seconds = interleaved([decode.run, prefill.run], 5)
         rows.append([size, *(f"{1e6 * s:.0f}" for s in seconds)])
     show("block sizes", ["block size", "decode 32 x 2048, µs", "prefill 1024, µs"], rows)

@@ -272,6 +272,36 @@ def sharing(
         print_timings(timings)
 
 
+@bench.command()
+def kernels(
+    model: Model = "smollm2-135m",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = 16,
+    threads: Threads = None,
+    device: Device = "auto",
+    output: Annotated[Path | None, typer.Option(help="File of the profile. Default: where octavo plan and simulate look for it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how long steps and attention take on this machine. Takes a minute or two for a small model.
+
+    Writes a profile, which octavo simulate and octavo plan use from then on for this model.
+
+    [bold]Example[/]
+
+        octavo bench kernels --model smollm2-135m
+
+        octavo simulate chat --model smollm2-135m --rate 1
+    """
+    from octavo.bench.kernels import NUM_PARTS, describe_profile, engine_config, measure_profile
+    from octavo.planner.profile import profile_path
+
+    with _Progress(NUM_PARTS, quiet=as_json, what="measurements") as progress:
+        profile, measured = measure_profile(engine_config(model, dtype, block_size, threads, device), progress.advance)
+    path = output or profile_path(profile.model, profile.dtype)
+    profile.save(path)
+    print(path.read_text() if as_json else f"{describe_profile(profile, measured)}\n\nWritten to {path}")
+
+
 def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
@@ -308,9 +338,9 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
 
 
 class _Progress:
-    """A bar with tokens per second and KV use, on a terminal."""
+    """A bar on a terminal; of requests with tokens per second and KV use."""
 
-    def __init__(self, num_requests: int, quiet: bool) -> None:
+    def __init__(self, total: int, quiet: bool, what: str = "requests") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -319,7 +349,7 @@ class _Progress:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeElapsedColumn(),
             console=console, transient=True, disable=quiet or not console.is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task("requests", total=num_requests, speed="")
+        self._task = self._bar.add_task(what, total=total, speed="")
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -327,6 +357,9 @@ class _Progress:
 
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
+
+    def advance(self) -> None:
+        self._bar.advance(self._task)
 
     def report(self, stats: dict[str, Any]) -> None:
         elapsed = self._bar.tasks[0].elapsed or 1e-9

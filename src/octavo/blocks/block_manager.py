@@ -57,6 +57,11 @@ class BlockManager:
         return self._cache.num_cached
 
     @property
+    def num_findable(self) -> int:
+        """Blocks, free or not, whose tokens can be found."""
+        return len(self._cache.index)
+
+    @property
     def num_evictions(self) -> int:
         """Findable blocks lost because they were handed out, or because one before them was."""
         return self._cache.num_evictions
@@ -193,6 +198,11 @@ class BlockManager:
             return blocks_for(num_tokens, self.block_size)
         more = num_tokens > table.num_tokens
         return max(0, blocks_for(num_tokens, self.block_size) - len(table.block_ids)) + (more and self._must_copy(table))
+
+    def num_plain(self, most: int) -> int:
+        """How many free blocks, at most ``most``, can be handed out to the present tables with the same result in any order."""
+        kept = {table.entries[-1].number for table in self._tables.values() if table.entries}
+        return self._cache.num_plain(most, kept)
 
     def num_room(self, request_id: int) -> int:
         """Most tokens by which the table can grow now."""
