@@ -35,6 +35,7 @@ def serve(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Keep computed blocks findable for prompts that begin alike.")] = True,
     fork_mode: Annotated[str, typer.Option(help="How samples share their prompt: copy_on_write or recompute.")] = "copy_on_write",
     dtype: Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
@@ -72,7 +73,7 @@ def serve(
     )
     engine = EngineConfig(
         model=ModelConfig(model, dtype),
-        cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
+        cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching, kv_dtype),
         scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),  # type: ignore[arg-type]
         device=DeviceConfig(device, threads),
         seed=seed,
