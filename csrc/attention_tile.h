@@ -238,39 +238,29 @@ OCTAVO_INLINE void score(const Input<T>* q, int64_t dim, const TilePair<T>& tile
   }
 }
 
-// Probabilities of N rows, rounded, to set.p; adds them to l.
-template <class T, int N>
-OCTAVO_INLINE void place(const RowSet<T>& set, F16 (&p)[N][2], float* rows, const Growth& growth) {
-  OCTAVO_UNROLL
-  for (int r = 0; r < N; r++) {
-    float* sum = rows + r * set.layout.size + set.layout.sum;
-    store(sum, Product<T>::add_rounded(load(sum) * set1(growth.alpha[r]), set.p + r * kTile, p[r][0], p[r][1]));
+// A row's probabilities x their values' scales in place of the probabilities, which l takes in; returns the largest by lane. Products of integers
+// would hide a scale of NaN, so l shows it.
+template <bool kFull>
+OCTAVO_INLINE F16 take_in_scales(const Tile<int8_t>& tile, Range seen, F16 (&p)[2], float* l, float alpha) {
+  F16 sum = fmadd(load(l), set1(alpha), p[0] + p[1]);
+  for (int h = 0; h < 2; h++) {
+    p[h] = p[h] * load_bf16(tile.scales.v[h]);
+    if (!kFull) p[h] = keep_seen(p[h], seen, h, 0.0f);
   }
+  store(l, fmadd(p[0] + p[1], zero(), sum));
+  return max(p[0], p[1]);
 }
 
-// Probabilities x their values' scales as 16-bit integers, and each row's unit of them. A scale of NaN goes to l: integers would hide it.
-template <int N, bool kFull>
-OCTAVO_INLINE void place_codes(const RowSet<int8_t>& set, F16 (&p)[N][2], const Tile<int8_t>& tile, const Range* seen, float* rows, Growth& growth) {
-  const F16 first = load_bf16(tile.scales.v[0]), second = load_bf16(tile.scales.v[1]);
-  F16 top[N];
-  OCTAVO_UNROLL
-  for (int r = 0; r < N; r++) {
-    float* sum = rows + r * set.layout.size + set.layout.sum;
-    F16 l = fmadd(load(sum), set1(growth.alpha[r]), p[r][0] + p[r][1]);
-    p[r][0] = p[r][0] * first, p[r][1] = p[r][1] * second;
-    if (!kFull) p[r][0] = keep_seen(p[r][0], seen[r], 0, 0.0f), p[r][1] = keep_seen(p[r][1], seen[r], 1, 0.0f);
-    store(sum, fmadd(p[r][0] + p[r][1], zero(), l));
-    top[r] = max(p[r][0], p[r][1]);
-  }
+// What that made of N rows, as 16-bit integers, and each row's unit of them. top: the largest of each row, by lane.
+template <int N>
+OCTAVO_INLINE void place_codes(const RowSet<int8_t>& set, const F16 (&p)[N][2], const F16 (&top)[N], Growth& growth) {
   alignas(64) float inverse[16];
   F16 unit = max(row_maxima(top), set1(kLeastTop)) * set1(1 / kMaxInput);
   store(growth.gain, unit);
   store(inverse, set1(1.0f) / unit);
   OCTAVO_UNROLL
-  for (int r = 0; r < N; r++) {
-    store_int16(set.p + r * kTile, p[r][0] * set1(inverse[r]));
-    store_int16(set.p + r * kTile + kHalf, p[r][1] * set1(inverse[r]));
-  }
+  for (int r = 0; r < N; r++)
+    for (int h = 0; h < 2; h++) store_int16(set.p + r * kTile + h * kHalf, p[r][h] * set1(inverse[r]));
 }
 
 // Scores to probabilities relative to each row's new maximum; updates m and l, and leaves what o is multiplied by in growth.
@@ -298,9 +288,11 @@ OCTAVO_INLINE void soften(const RowSet<T>& set, int row, F16 (&s)[N][2], const T
   for (int r = 0; r < N; r++) {
     s[r][0] = exp(s[r][0] - set1(new_max[r])), s[r][1] = exp(s[r][1] - set1(new_max[r]));
     if (!kFull) s[r][0] = keep_seen(s[r][0], seen[r], 0, 0.0f), s[r][1] = keep_seen(s[r][1], seen[r], 1, 0.0f);
+    float* sum = rows + r * set.layout.size + set.layout.sum;
+    if constexpr (kIsCodes<T>) highest[r] = take_in_scales<kFull>(tile, kFull ? Range{0, kTile} : seen[r], s[r], sum, growth.alpha[r]);
+    else store(sum, Product<T>::add_rounded(load(sum) * set1(growth.alpha[r]), set.p + r * kTile, s[r][0], s[r][1]));
   }
-  if constexpr (kIsCodes<T>) place_codes<N, kFull>(set, s, tile, seen, rows, growth);
-  else place<T, N>(set, s, rows, growth);
+  if constexpr (kIsCodes<T>) place_codes(set, s, highest, growth);
 }
 
 enum class Part { both, first, second };  // of a step's two keys
