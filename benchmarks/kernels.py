@@ -45,7 +45,9 @@ def bench_linear(backend: NativeBackend, limits: Limits) -> None:
 class Case:
     """Requests of one context length in a pool of one layer, filled at random; their blocks lie scattered."""
 
-    def __init__(self, backend: NativeBackend, block_size: int, num_requests: int, context: int, queries: int, dtype: str = "bfloat16") -> None:
+    def __init__(
+        self, backend: NativeBackend, block_size: int, num_requests: int, context: int, queries: int, dtype: str = "bfloat16"
+    ) -> None:
         chance = np.random.default_rng(1)
         per_request = -(-context // block_size)
         num_blocks = num_requests * per_request
@@ -113,7 +115,18 @@ def bench_attention(backend: NativeBackend, limits: Limits) -> None:
         rows.append([name, f"{1e6 * paged:.0f}", f"{num_bytes / paged / 1e9:.1f}", ratio(num_bytes / paged / 1e9, limit.get("read_gbs")),
                      f"{flops:.0f}", ratio(flops, limit.get("bf16_gflops")), f"{1e6 * codes:.0f}", f"{paged / codes:.2f}x", f"{paged / huge - 1:+.1%}",
                      f"{torch / paged:.2f}x"])  # fmt: skip
-    columns = ["case", "µs a layer", "GB/s", "of read", "GFLOP/s", "of bf16 peak", "int8 KV, µs", "faster", "over block 256", "torch SDPA takes"]
+    columns = [
+        "case",
+        "µs a layer",
+        "GB/s",
+        "of read",
+        "GFLOP/s",
+        "of bf16 peak",
+        "int8 KV, µs",
+        "faster",
+        "over block 256",
+        "torch SDPA takes",
+    ]
     show("paged attention, SmolLM2's heads, bf16, block 16, scattered blocks", columns, rows)
 
 

@@ -33,7 +33,10 @@ def plan(
     memory: Memory = None,
     gpu: Gpu = None,
     dtype: Dtype = "bfloat16",
-    kv_dtype: Annotated[list[str] | None, typer.Option(help="Of keys and values: bfloat16, float32, int8 or fp8; several to compare, the first for the engine's start.")] = None,
+    kv_dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of keys and values: bfloat16, float32, int8 or fp8; several to compare, the first for the engine's start."),
+    ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block, for the engine's start and the settings.")] = 16,
     kv_memory: Annotated[str | None, typer.Option(help="As the engine would be started with.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="As the engine would be started with.")] = None,

@@ -251,9 +251,7 @@ def check_schedule(kind: str, dtype: str, kv_dtype: str, seed: int, num_jobs: in
     )
 
 
-def check_schedules(
-    kind: str, dtype: str, kv_dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]
-) -> None:
+def check_schedules(kind: str, dtype: str, kv_dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]) -> None:
     seen = sum((check_schedule(kind, dtype, kv_dtype, seed, num_jobs, longest) for seed in seeds), Counter[str]())
     print(dict(seen))
     assert all(seen[name] >= least for name, least in at_least.items()), seen

@@ -180,9 +180,9 @@ def rounded_tokens(case: Case, request: int) -> list[Any]:
 def code_errors(case: Case, layer: Layer, heads: Any, keys: Any, values: Any) -> tuple[Any, Any]:
     """What 16-bit integers add, per head: to scores, and to the output.
 
-      q   each of its elements is off by half a unit, max |q| / 32767
-      p   each p x scale of a tile is off by half a unit, the tile's largest / 32767, and multiplied with a code of at most 127. The largest
-          of a tile is at most the sum over its 32 keys: 32 x 127 x sum(w x scale) / 65534 in all
+    q   each of its elements is off by half a unit, max |q| / 32767
+    p   each p x scale of a tile is off by half a unit, the tile's largest / 32767, and multiplied with a code of at most 127. The largest
+        of a tile is at most the sum over its 32 keys: 32 x 127 x sum(w x scale) / 65534 in all
     """
     scores = case.scale * np.abs(heads).max(-1) / 65534 * np.repeat(np.abs(keys).sum(-1).max(0), case.group)
     scales = np.broadcast_to(np.abs(values).max(-1, keepdims=True) * (1 + 2.0**-7) / 127, values.shape)

@@ -125,7 +125,9 @@ def plan_memory(
     degree = tensor_parallel or _tensor_parallel(model, memory, weights, workspace, kv_dtypes[0])
     left = int(degree * memory * SPARE) - weights - degree * workspace
     fits = [fit for kv in kv_dtypes for size in LEGAL_BLOCK_SIZES if (fit := _fit(model, left, size, kv, longest, lengths)).num_blocks]
-    engine, refusal = _engine_start(model, memory, cache, scheduler, dtype, kv_dtypes[0]) if degree == 1 else (None, "it runs on one device")
+    engine, refusal = (
+        _engine_start(model, memory, cache, scheduler, dtype, kv_dtypes[0]) if degree == 1 else (None, "it runs on one device")
+    )
     settings = _settings(model, left, cache, scheduler, kv_dtypes[0], longest, lengths)
     return MemoryPlan(
         model=model.name,
