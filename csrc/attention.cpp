@@ -45,6 +45,8 @@ OCTAVO_INLINE void attend_some(const Rows<T>& rows, int row, int64_t n, const Ti
   else attend_tile<T, kFull, false>(rows.set, row, static_cast<int>(n), tiles, seen, states);
 }
 
+inline constexpr int64_t kTilesAhead = 2;
+
 // Few rows, tiles that all of them see whole and that lie in place: the next tile's scores are begun before this one's
 // probabilities are needed, so that neither waits for the other's results.
 template <class T, int N>
@@ -53,22 +55,22 @@ void attend_run(const Rows<T>& rows, const Source<T>& source, int64_t begin, int
   alignas(64) float scores[2][N * kTile];
   const RowSet<T>& set = rows.set;
   float* first = states + set.layout.rows;
-  auto tile_at = [&](int64_t t, const Tile<T>& last) {
+  Tile<T> ring[4];  // tile t at t % 4, those that nobody sees like the last one
+  auto find = [&](int64_t t) __attribute__((always_inline)) {
     Range seen = rows.bounds(t * kTile);
-    return seen.empty() ? last : source.in_place(t * kTile, seen);
+    ring[t % 4] = seen.empty() ? ring[(t - 1) % 4] : source.in_place(t * kTile, seen);
   };
-  Tile<T> tile = tile_at(begin, {});
-  TilePair<T> tiles{tile, tile_at(begin + 1, tile)};
-  keep_scores<T, N>(set, tiles, scores[0]);
+  auto pair_at = [&](int64_t t) __attribute__((always_inline)) { return TilePair<T>{ring[t % 4], ring[(t + kTilesAhead) % 4]}; };
+  for (int64_t t = begin; t <= begin + kTilesAhead; t++) find(t);
+  keep_scores<T, N>(set, pair_at(begin), scores[0]);
   for (int64_t t = begin; t < end; t++) {
-    TilePair<T> next{tiles.ahead, tiles.ahead};
     if (t + 1 < end) {
-      next.ahead = tile_at(t + 2, tiles.ahead);
-      keep_scores<T, N>(set, next, scores[(t + 1 - begin) % 2]);
+      find(t + 1 + kTilesAhead);
+      keep_scores<T, N>(set, pair_at(t + 1), scores[(t + 1 - begin) % 2]);
     }
+    const TilePair<T> tiles = pair_at(t);
     soften_kept<T, N>(set, scores[(t - begin) % 2], tiles.now, states, growth);
     for (int r = 0; r < N; r += kValueRows) weigh_rows<T, true>(r, N - r < kValueRows ? N - r : kValueRows, set, tiles, {0, kTile}, first, growth);
-    tiles = next;
   }
 }
 

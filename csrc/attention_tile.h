@@ -210,7 +210,7 @@ OCTAVO_INLINE void multiply_keys(const Input<T>* q, int64_t dim, const TilePair<
   const int64_t stride = tiles.now.k_stride;
   for (int64_t i = 0; i < dim; i += P::kDepth, q += kScoreRows * P::kDepth) {
     auto a = P::load(k0), b = P::load(k1);
-    if (kAhead) __builtin_prefetch(next0), __builtin_prefetch(next1);
+    if (kAhead) __builtin_prefetch(next0, 0, 2), __builtin_prefetch(next1, 0, 2);
     OCTAVO_UNROLL
     for (int r = 0; r < N; r++) {
       auto x = P::spread(q + r * P::kDepth);
@@ -309,7 +309,7 @@ OCTAVO_INLINE void weigh_step(typename Product<T>::Sum (&acc)[N][V], const Input
     auto x = P::load(v + 16 * c * P::kDepth);
     if constexpr (kPart == Part::first) x = first_of_pairs(x);
     if constexpr (kPart == Part::second) x = second_of_pairs(x);
-    if (kAhead && 16 * c * P::kDepth * sizeof(T) % 64 == 0) __builtin_prefetch(next + 16 * c * P::kDepth);
+    if (kAhead && 16 * c * P::kDepth * sizeof(T) % 64 == 0) __builtin_prefetch(next + 16 * c * P::kDepth, 0, 2);
     OCTAVO_UNROLL
     for (int r = 0; r < N; r++) acc[r][c] = P::add(acc[r][c], weight[r], x);
   }
