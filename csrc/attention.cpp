@@ -15,6 +15,15 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+inline constexpr int64_t kTilesAhead = 2;  // a tile is fetched while the second one before it is at work
+
+// The first tiles of the unit that this thread will probably claim next, fetched while the last ones of its own are at work.
+template <class T>
+struct Following {
+  Tile<T> tiles[kTilesAhead + 1];
+  int64_t count;
+};
+
 // The rows of one unit, of one request or of several.
 template <class T>
 struct Rows {
@@ -23,6 +32,7 @@ struct Rows {
   int64_t window;  // 0: none
   int64_t keys_end;  // no row of this unit is passed over keys from here on
   int32_t lowest, highest;  // of the positions
+  Following<T> following;
   int32_t positions[kMaxUnitRows];
 
   int64_t first_key_at(int64_t position) const { return window ? most(0, position - window + 1) : 0; }
@@ -32,7 +42,7 @@ struct Rows {
             static_cast<int>(most(least(positions[row] + 1 - start, kTile), 0))};
   }
   // Keys of a tile that any row may see.
-  Range bounds(int64_t start) const {
+  OCTAVO_MEMBER Range bounds(int64_t start) const {
     return {static_cast<int>(most(first_key() - start, 0)), static_cast<int>(least(keys_end - start, kTile))};
   }
   bool all_see(int64_t start) const { return lowest >= start + kTile - 1 && first_key_at(highest) <= start; }
@@ -45,8 +55,6 @@ OCTAVO_INLINE void attend_some(const Rows<T>& rows, int row, int64_t n, const Ti
   else attend_tile<T, kFull, false>(rows.set, row, static_cast<int>(n), tiles, seen, states);
 }
 
-inline constexpr int64_t kTilesAhead = 2;
-
 // Few rows, tiles that all of them see whole and that lie in place: the next tile's scores are begun before this one's
 // probabilities are needed, so that neither waits for the other's results.
 template <class T, int N>
@@ -55,10 +63,11 @@ void attend_run(const Rows<T>& rows, const Source<T>& source, int64_t begin, int
   alignas(64) float scores[2][N * kTile];
   const RowSet<T>& set = rows.set;
   float* first = states + set.layout.rows;
-  Tile<T> ring[4];  // tile t at t % 4, those that nobody sees like the last one
+  Tile<T> ring[4];  // tile t at t % 4; past the last one those of the unit to follow
+  const int64_t last = (rows.keys_end - 1) / kTile;
   auto find = [&](int64_t t) __attribute__((always_inline)) {
-    Range seen = rows.bounds(t * kTile);
-    ring[t % 4] = seen.empty() ? ring[(t - 1) % 4] : source.in_place(t * kTile, seen);
+    if (t <= last) ring[t % 4] = source.in_place(t * kTile, rows.bounds(t * kTile));
+    else ring[t % 4] = t - last <= rows.following.count ? rows.following.tiles[t - last - 1] : ring[(t - 1) % 4];
   };
   auto pair_at = [&](int64_t t) __attribute__((always_inline)) { return TilePair<T>{ring[t % 4], ring[(t + kTilesAhead) % 4]}; };
   for (int64_t t = begin; t <= begin + kTilesAhead; t++) find(t);
@@ -89,6 +98,7 @@ void attend(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t
       continue;
     }
     TilePair<T> tiles = source.tiles(start, rows.bounds(start), rows.bounds(start + kTile));
+    if (rows.following.count > 1 && start + kTile >= rows.keys_end) tiles.ahead = rows.following.tiles[1];
     if (rows.all_see(start)) {
       for (int r = 0; r < rows.count; r += kScoreRows) attend_some<T, true>(rows, r, least(kScoreRows, rows.count - r), tiles, nullptr, states);
       continue;
@@ -202,7 +212,7 @@ struct Scratch {
 template <class T>
 Rows<T> make_rows(const AttentionArgs& a, const RowBlock* blocks, int num_blocks, int64_t kv_head, const Scratch<T>& scratch, int64_t padded_dim) {
   int64_t dim = a.cache->head_dim;
-  Rows<T> rows{{scratch.q, scratch.factors, dim, padded_dim / 16, a.softcap, {}, scratch.p}, 0, a.window, 0, INT32_MAX, 0, {}};
+  Rows<T> rows{{scratch.q, scratch.factors, dim, padded_dim / 16, a.softcap, {}, scratch.p}, 0, a.window, 0, INT32_MAX, 0, {}, {}};
   for (int i = 0; i < num_blocks; i++) {
     RowPlace place{a, blocks[i], kv_head};
     for (int r = 0; r < blocks[i].num_rows; r++) {
@@ -254,18 +264,44 @@ OCTAVO_INLINE float* states_at(const AttentionPlan& plan, int64_t kv_head, int64
 
 OCTAVO_INLINE int64_t padded_dim_of(const AttentionArgs& a) { return (a.cache->head_dim + 15) / 16 * 16; }
 
-// One unit of a request: writes its rows, or keeps states for the merge to come.
+// The tile in which a unit begins, but for a window.
+OCTAVO_INLINE int64_t first_tile_of(const AttentionPlan& plan, const AttentionUnit& unit) {
+  const SharedRows& shared = plan.shared_rows[unit.rows.request];
+  return most(int64_t{unit.chunk_begin} * (kChunk / kTile), shared.pass < 0 ? 0 : plan.passes[shared.pass].num_tiles);
+}
+
 template <class T>
-void run_unit(const AttentionArgs& a, Pool& pool, const AttentionUnit& unit, int64_t kv_head, int thread) {
+Following<T> following_of(const AttentionArgs& a, int64_t unit, const Scratch<T>& scratch, int64_t padded_dim) {
   const AttentionPlan& plan = *a.plan;
+  const int64_t heads = a.cache->num_kv_heads;
+  Following<T> following{};
+  if (unit >= plan.num_units * heads || a.window != 0) return following;
+  const AttentionUnit& next = plan.units[unit / heads];
+  Source<T> source = source_of(a, next.rows.request, unit % heads, scratch, padded_dim);
+  const int64_t first = first_tile_of(plan, next), keys = a.batch->positions[RowPlace{a, next.rows, 0}.token(0)] + 1;
+  if (!source.direct) return following;
+  while (following.count <= kTilesAhead && (first + following.count + 1) * kTile <= keys) {
+    following.tiles[following.count] = source.in_place((first + following.count) * kTile, {0, kTile});
+    following.count++;
+  }
+  return following;
+}
+
+// Unit `index` of a request and a KV head: writes its rows, or keeps states for the merge to come.
+template <class T>
+void run_unit(const AttentionArgs& a, Pool& pool, int64_t index, int thread) {
+  const AttentionPlan& plan = *a.plan;
+  const AttentionUnit& unit = plan.units[index / a.cache->num_kv_heads];
+  const int64_t kv_head = index % a.cache->num_kv_heads;
   int64_t padded_dim = padded_dim_of(a);
   Scratch<T> scratch(pool, thread, plan, padded_dim);
   Rows<T> rows = make_rows(a, &unit.rows, 1, kv_head, scratch, padded_dim);
   Source<T> source = source_of(a, unit.rows.request, kv_head, scratch, padded_dim);
+  rows.following = following_of(a, index + pool.num_threads(), scratch, padded_dim);
   const SharedRows& shared = plan.shared_rows[unit.rows.request];
   float* kept = unit.kept.states < 0 ? nullptr : states_at(plan, kv_head, unit.kept.states);
   bool totals = unit.chunk_begin < unit.kept.first_kept || !kept;  // later units of a divided row block keep single chunks
-  Chunks chunks{unit.chunk_begin, unit.chunk_end, shared.pass < 0 ? 0 : plan.passes[shared.pass].num_tiles};
+  Chunks chunks{unit.chunk_begin, unit.chunk_end, first_tile_of(plan, unit)};
   Progress at{kept && totals ? kept : scratch.total, scratch.chunk, false, false};
   if (totals && shared.pass >= 0) take_over(plan, shared, kv_head, rows.count, at);
   run_chunks(rows, source, chunks, unit.kept.first_kept, kept, at);
@@ -304,7 +340,7 @@ void run_units(const AttentionArgs& a, Pool& pool) {
   parallel_for(pool, plan.num_shared_units * heads,
                [&](int64_t unit, int thread) { run_shared_unit<T>(a, pool, plan.shared_units[unit / heads], unit % heads, thread); });
   parallel_for(pool, plan.num_units * heads,
-               [&](int64_t unit, int thread) { run_unit<T>(a, pool, plan.units[unit / heads], unit % heads, thread); });
+               [&](int64_t unit, int thread) { run_unit<T>(a, pool, unit, thread); });
   if (plan.num_merges)
     parallel_for(pool, plan.num_merges * heads, [&](int64_t unit, int) { run_merge(a, plan.merges[unit / heads], unit % heads); });
 }

@@ -120,8 +120,8 @@ struct Source {
 
   OCTAVO_MEMBER void prefetch(int64_t position) const {
     const char *k = reinterpret_cast<const char*>(keys(position)), *v = reinterpret_cast<const char*>(values(position));
-    for (int64_t byte = 0; byte < least(kv->head_bytes, kMaxPrefetch); byte += 64) __builtin_prefetch(k + byte), __builtin_prefetch(v + byte);
-    if constexpr (kIsCodes<T>) __builtin_prefetch(key_scales(position));
+    for (int64_t byte = 0; byte < least(kv->head_bytes, kMaxPrefetch); byte += 64) fetch(k + byte), fetch(v + byte);
+    if constexpr (kIsCodes<T>) fetch(key_scales(position));
   }
   static constexpr int64_t kMaxPrefetch = 4096;  // of a block's keys: a tile's, where blocks are no larger
 };
