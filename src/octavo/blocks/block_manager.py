@@ -193,11 +193,6 @@ class BlockManager:
         more = num_tokens > table.num_tokens
         return max(0, blocks_for(num_tokens, self.block_size) - len(table.block_ids)) + (more and self._must_copy(table))
 
-    def num_plain(self, most: int) -> int:
-        """How many free blocks, at most ``most``, can be handed out to the present tables with the same result in any order."""
-        kept = {table.entries[-1].number for table in self._tables.values() if table.entries}
-        return self._cache.num_plain(most, kept)
-
     def num_room(self, request_id: int) -> int:
         """Most tokens by which the table can grow now."""
         table = self._tables[request_id]

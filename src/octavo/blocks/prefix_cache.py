@@ -6,8 +6,7 @@ out again, also while nobody holds it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.blocks.block_pool import BlockPool
@@ -45,25 +44,6 @@ class PrefixCache:
             self.num_cached -= len(found)
             self.num_evictions += sum(self.forget(entry) for entry in found if entry.alive)
         return taken
-
-    def num_plain(self, most: int, kept: Collection[int]) -> int:
-        """How many free blocks, at most ``most``, can be taken in turn and lose nothing but what is found in themselves.
-
-        A block that others are found behind would take them along, and change the order of the rest; so would one whose
-        entry has a number in ``kept``.
-        """
-        if most <= self.pool.num_free - self.num_cached:
-            return most
-        lost: Counter[int] = Counter()
-        for count, block in enumerate(self.pool.free_blocks(most)):
-            entry = self.index.by_block.get(block)
-            if entry is None:
-                continue
-            if entry.number in kept or len(entry.children) > lost[entry.number]:
-                return count
-            if entry.parent is not None:
-                lost[entry.parent.number] += 1
-        return min(most, self.pool.num_free)
 
     def share(self, block: int) -> None:
         """Count one more owner of a block that can be found."""
