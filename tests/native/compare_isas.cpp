@@ -13,6 +13,7 @@
 #include "attention_plan.h"
 #include "isa.h"
 #include "kernels.h"
+#include "kv_layout.h"
 #include "pool.h"
 
 using namespace octavo;
