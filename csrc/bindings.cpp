@@ -35,9 +35,16 @@ T* at(Address address) {
 
 Dtype dtype_of(bool is_bf16) { return is_bf16 ? Dtype::bf16 : Dtype::f32; }
 
+Dtype kv_dtype_of(const std::string& name) {
+  if (name == "float32") return Dtype::f32;
+  if (name == "bfloat16") return Dtype::bf16;
+  if (name == "int8") return Dtype::int8;
+  throw std::invalid_argument("KV dtype '" + name + "' is not known; choose one of float32, bfloat16, int8");
+}
+
 void read_layer(const KVLayout& kv, int32_t layer, Address keys, Address values) {
   for (int32_t block = 0; block < kv.num_blocks; block++) {
-    int64_t offset = block * kv.block_bytes / 2;
+    int64_t offset = int64_t{block} * kv.block_size * kv.num_kv_heads * kv.head_dim * (kv.dtype == Dtype::bf16 ? 2 : 4);
     read_block(kv, layer, block, at<char>(keys) + offset, at<char>(values) + offset);
   }
 }
@@ -49,11 +56,9 @@ void bind_structs(nb::module_& m) {
       }, "data"_a, "bias"_a, "out_features"_a, "in_features"_a, "bf16"_a);
   nb::class_<KVLayout>(m, "KVLayout")
       .def("__init__", [](KVLayout* self, Address base, int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads,
-                          int32_t head_dim, bool bf16) {
-        int64_t head = static_cast<int64_t>(block_size) * head_dim * (bf16 ? 2 : 4);
-        new (self) KVLayout{at<char>(base), 2 * kv_heads * head, head, layers, blocks, block_size,
-                            kv_heads, head_dim, dtype_of(bf16)};
-      }, "base"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a)
+                          int32_t head_dim, const std::string& dtype) {
+        new (self) KVLayout(make_kv_layout(at<char>(base), layers, blocks, block_size, kv_heads, head_dim, kv_dtype_of(dtype)));
+      }, "base"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a)
       .def("read", read_layer)
       .def("fill", fill_block);
   nb::class_<AttentionBatch>(m, "AttentionBatch")

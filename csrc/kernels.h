@@ -13,7 +13,7 @@ namespace octavo {
 
 class Pool;
 
-enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+enum class Dtype : int32_t { f32 = 0, bf16 = 1, int8 = 2 };  // int8: of the KV pool
 
 inline constexpr int kPanel = 16;      // outputs per packed panel
 inline constexpr int kTile = 32;       // keys per attention tile (T): absolute positions, whatever the block size
@@ -114,13 +114,15 @@ struct GatherArgs {
 };
 
 // The KV pool. Within one block of one layer, per KV head (so a tile of keys is read in whole vectors):
-//   bf16  K [head_dim/2][block_size][2]   V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
-//   f32   K [head_dim][block_size]        V [block_size][head_dim]
-// The pool is [num_blocks][num_layers][num_kv_heads][K, V]; kv_layout.h says why.
+//   bf16, int8  K [head_dim/2][block_size][2]   V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
+//   f32         K [head_dim][block_size]        V [block_size][head_dim]
+//   int8        then bf16 scales of the keys [block_size] and of the values [block_size]: an element is code * scale
+// The pool is [num_blocks][num_layers][num_kv_heads][K, V, scales]; kv_layout.h says why.
 struct KVLayout {
   char* base;
-  int64_t block_bytes;  // of one layer: 2 * num_kv_heads * head_bytes
-  int64_t head_bytes;   // block_size * head_dim * element
+  int64_t block_bytes;  // of one layer: num_kv_heads * head_stride
+  int64_t head_stride;  // from head to head: keys, values and scales
+  int64_t head_bytes;   // of the keys, or of the values: block_size * head_dim * element
   int32_t num_layers, num_blocks, block_size, num_kv_heads, head_dim;
   Dtype dtype;
 };

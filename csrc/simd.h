@@ -2,6 +2,8 @@
 //
 //   F16  16 floats            one AVX-512 register, two of AVX2, four of NEON, or four small vectors
 //   B32  16 pairs of bf16     what one step of a bf16 product reads
+//   S32  16 pairs of int16    what one step of a product of codes reads
+//   I16  16 int32             sums of such products
 //
 //   load, store                    16 floats, at any address; load_first, store_first: the first n, zero elsewhere or untouched
 //   load_bf16, store_bf16          16 bf16 as floats; rounded to nearest even, NaN stays NaN
@@ -9,7 +11,8 @@
 //   keep(a, lo, hi, other)         lanes lo <= i < hi of a, `other` elsewhere
 //   round_nearest, scale2(a, n)    to an integer, ties to even; a * 2^n for integral n in [-126, 127]
 //   first_of_pairs, second_...     pairs with the other element zeroed; ..._as_float: that element as a float
-//   dot_pairs(acc, a, b)           acc + a.first * b.first + a.second * b.second, as the instruction orders it, or in this order
+//   dot_pairs(acc, a, b)           acc + a.first * b.first + a.second * b.second, as the instruction orders it, or in this order; of S32 exact
+//   load_codes, store_int16        32 int8 widened; 16 floats as the nearest int16, ties to even
 //
 // Everything lives in the namespace of its instruction set (see kernels.h). Sums and maxima over lanes are taken in one
 // fixed order, and fmadd rounds once where the machine can, so a kernel's bits depend on its own arguments alone.

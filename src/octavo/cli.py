@@ -32,6 +32,7 @@ register_planning(app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]
+KVDtype = Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")]
 KVMemory = Annotated[
     str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")
@@ -102,6 +103,7 @@ def generate(
     early_stopping: Annotated[str, typer.Option(help="When a beam search ends: true, false or never.")] = "false",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     num_blocks: NumBlocks = None,
@@ -157,6 +159,7 @@ def chat(
     repetition_penalty: RepetitionPenalty = 1.1,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     max_model_len: MaxModelLen = None,
@@ -195,6 +198,7 @@ def offline(
     output_len: Annotated[int, typer.Option(help="Mean output length of drawn requests.")] = 64,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     num_blocks: NumBlocks = None,
@@ -244,6 +248,7 @@ def sharing(
     fork_mode: ForkMode = "copy_on_write",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     max_model_len: MaxModelLen = 2048,
@@ -305,7 +310,7 @@ def kernels(
 def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
-    names = ["dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    names = ["dtype", "kv_dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
              "enable_prefix_caching", "fork_mode", "speculative_tokens", "threads", "device", "seed"]  # fmt: skip
     return LLM(options["model"], **{name: options[name] for name in names if name in options})
 

@@ -39,7 +39,10 @@ def plan(
     memory: Memory = None,
     gpu: Gpu = None,
     dtype: Dtype = "bfloat16",
-    kv_dtype: Annotated[list[str] | None, typer.Option(help="Of keys and values; may be given several times.")] = None,
+    kv_dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of keys and values: bfloat16, float32, int8 or fp8; several to compare, the first for the engine's start."),
+    ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block, for the engine's start and the settings.")] = 16,
     kv_memory: Annotated[str | None, typer.Option(help="As the engine would be started with.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="As the engine would be started with.")] = None,
@@ -78,7 +81,7 @@ def plan(
         CacheConfig(block_size, kv_memory, num_blocks),
         SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
         dtype=dtype,
-        kv_dtypes=tuple(kv_dtype or ("bfloat16", "fp8")),
+        kv_dtypes=tuple(kv_dtype or ("bfloat16", "int8")),
         lengths=lengths,
         tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
     )

@@ -13,6 +13,7 @@ from octavo.errors import ConfigError
 
 LEGAL_BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
 DEVICES = ("auto", "cpu", "reference")
 MAX_SPECULATIVE_TOKENS = 64
 MAX_NGRAM = 64
@@ -49,7 +50,7 @@ class ModelConfig:
     model: str = "smollm2-135m"
     """A directory with config.json and safetensors, a .gguf file, a hub id, or the short name of an installed model package."""
     dtype: str = "auto"
-    """Type of weights, inputs of products and KV cache: auto (bfloat16), float32 or bfloat16."""
+    """Type of weights and inputs of products: auto (bfloat16), float32 or bfloat16."""
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
@@ -65,8 +66,15 @@ class CacheConfig:
     """Number of KV blocks, instead of kv_memory."""
     enable_prefix_caching: bool = True
     """Keep what was computed findable, so that a request whose first tokens are cached does not compute them again."""
+    kv_dtype: str = "auto"
+    """Type of keys and values: auto (the model's dtype), float32, bfloat16 or int8 (half the bytes of bfloat16, a scale per token and head)."""
+
+    def dtype_for(self, dtype: str) -> str:
+        """The KV dtype of a model in ``dtype``."""
+        return dtype if self.kv_dtype == "auto" else self.kv_dtype
 
     def __post_init__(self) -> None:
+        _require(self.kv_dtype in KV_DTYPES, f"kv_dtype {self.kv_dtype!r} is not known; choose one of {', '.join(KV_DTYPES)}")
         _require(
             self.block_size in LEGAL_BLOCK_SIZES,
             f"block_size {self.block_size} is not legal; choose one of {', '.join(map(str, LEGAL_BLOCK_SIZES))}",

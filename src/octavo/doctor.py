@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from octavo import __version__
+from octavo.config import KV_DTYPES
 from octavo.engine.memory import available_memory, cgroup_limit, format_bytes
 from octavo.errors import OctavoError
 from octavo.kernels.backends import describe
@@ -24,6 +25,7 @@ def diagnose() -> dict[str, Any]:
         "python": f"{platform.python_version()} ({sys.executable})",
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {_affinity()} usable",
         **kernels,
+        "kv_dtypes": KV_DTYPES[1:],
         "memory_available": available_memory(),
         "cgroup_limit": None if limit is None else limit[0],
         "gpu": _gpu(),

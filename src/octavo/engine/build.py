@@ -55,7 +55,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda done, total: 
 def build_runner(decoder: Decoder, backend: Backend, dtype: str, plan: CachePlan, config: EngineConfig) -> ModelRunner:
     """The runner with its KV pool."""
     spec, scheduler = decoder.spec, config.scheduler
-    shape = KVShape(spec.num_layers, plan.num_blocks, plan.block_size, spec.num_kv_heads, spec.head_dim, dtype)
+    shape = KVShape(spec.num_layers, plan.num_blocks, plan.block_size, spec.num_kv_heads, spec.head_dim, plan.kv_dtype)
     max_num_seqs, max_rows = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     return ModelRunner(decoder, backend, backend.kv_cache(shape), dtype, max_num_seqs, max_rows, plan.max_model_len)
 

@@ -93,6 +93,7 @@ class CachePlan:
     block_bytes: int
     """Bytes of one block over all layers, keys and values."""
     max_model_len: int
+    kv_dtype: str
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +112,7 @@ class CachePlan:
         """One line: bytes, blocks, tokens, and how many requests fit."""
         typical = min(TYPICAL_TOKENS, self.max_model_len)
         return (
-            f"KV cache {format_bytes(self.nbytes)}: {self.num_blocks:,} blocks of {self.block_size} = {self.num_tokens:,} tokens; "
+            f"KV cache {format_bytes(self.nbytes)} in {self.kv_dtype}: {self.num_blocks:,} blocks of {self.block_size} = {self.num_tokens:,} tokens; "
             f"fits {self.num_requests(self.max_model_len):,} requests of {self.max_model_len:,} tokens (the maximum) "
             f"or {self.num_requests(typical):,} of {typical:,}"
         )
@@ -123,7 +124,8 @@ def plan_cache(spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: Sch
     The pool takes ``num_blocks``, or ``kv_memory``, or by default the smaller of a quarter of what is available and
     what ``max_num_seqs`` requests of ``max_model_len`` use. Raises MemoryConfigError, with the numbers and the fix.
     """
-    block_bytes = spec.kv_bytes_per_token(dtype) * cache.block_size
+    kv_dtype = cache.dtype_for(dtype)
+    block_bytes = spec.kv_bytes_per_token(kv_dtype) * cache.block_size
     weights = spec.weight_bytes(dtype)
     wanted = min(scheduler.max_model_len or spec.max_position, spec.max_position)
     if scheduler.max_model_len is not None and scheduler.max_model_len > spec.max_position:
@@ -140,7 +142,7 @@ def plan_cache(spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: Sch
             f"{num_blocks} ({format_bytes(num_blocks * block_bytes)}): raise kv_memory to {needed * block_bytes} bytes, or num_blocks to {needed}, "
             f"or lower max_model_len to {held}"
         )
-    return CachePlan(num_blocks, cache.block_size, block_bytes, min(wanted, held))
+    return CachePlan(num_blocks, cache.block_size, block_bytes, min(wanted, held), kv_dtype)
 
 
 def _num_blocks(cache: CacheConfig, scheduler: SchedulerConfig, block_bytes: int, available: int, longest: int) -> int:

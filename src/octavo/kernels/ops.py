@@ -34,6 +34,9 @@ MAX_TOP = 64
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
+KV_DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "int8": 1}
+"""Bytes of an element of the KV pool."""
+
 
 class Size(IntEnum):
     """Entries of ``sizes``."""
@@ -80,7 +83,22 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
     dtype: str
-    """bfloat16 or float32 (the reference: float64 too)."""
+    """float32, bfloat16 or int8 (the reference: float64 too).
+
+    int8: a token's key, and its value, of one head is ``codes x scale``, codes from -127 to 127. The scale is the largest magnitude / 127,
+    rounded up to bfloat16; what is all zero has scale 0, and what is not finite is NaN as a whole.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool, scales included.
+
+        >>> KVShape(1, 1, 16, 1, 64, "bfloat16").nbytes, KVShape(1, 1, 16, 1, 64, "int8").nbytes
+        (4096, 2112)
+        """
+        scale = 2 if self.dtype == "int8" else 0
+        token = self.head_dim * KV_DTYPES[self.dtype] + scale
+        return 2 * self.num_layers * self.num_blocks * self.block_size * self.num_kv_heads * token
 
 
 class KVCache(Protocol):
@@ -91,7 +109,7 @@ class KVCache(Protocol):
     @property
     def nbytes(self) -> int: ...
     def read(self, layer: int) -> tuple[Array, Array]:
-        """Keys and values of one layer in logical order, copied; for tests and inspection."""
+        """Keys and values of one layer in logical order, copied, int8 as the float32 that it means; for tests and inspection."""
 
     def fill(self, block_ids: Sequence[int], value: float) -> None:
         """Set all slots of some blocks, in all layers, to one value (NaN poisons them, in tests)."""
@@ -242,7 +260,7 @@ class Program(Protocol):
         """
 
     def write_kv(self, k: Array, v: Array, slots: Int32, cache: KVCache, layer: int) -> None:
-        """Write each row's key and value to its slot, rounded to the cache's dtype.
+        """Write each row's key and value to its slot, rounded to the cache's dtype (int8: see ``KVShape.dtype``).
 
         k, v: [max_rows, num_kv_heads x head_dim] float32, rows may be strided.
         """
@@ -256,7 +274,8 @@ class Program(Protocol):
         A row at position p sees keys ``max(0, p - window + 1) .. p``: out = softmax(softcap(scale * q.k)) @ v, with
         softcap(s) = cap * tanh(s / cap). Query head h reads KV head ``h // (num_heads / num_kv_heads)``.
         q: [max_rows, num_heads x head_dim] float32, rows may be strided, rounded to the cache's dtype as an input of a product;
-        so are the probabilities. out: [max_rows, num_heads x head_dim] float32 or bfloat16.
+        so are the probabilities. With a cache in int8 both may enter products as 16-bit integers, relative to the largest of a query, or of a
+        tile's probabilities x value scales. out: [max_rows, num_heads x head_dim] float32 or bfloat16.
         """
 
     def gated_activation(self, gate_up: Array, out: Array, kind: str) -> None:

@@ -55,15 +55,22 @@ class ReferenceWeight:
 class ReferenceKVCache:
     """Keys and values as [num_layers, num_blocks, block_size, num_kv_heads, head_dim], in logical order."""
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, real: Any = np.float32) -> None:
         self.shape = shape
         full = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.keys = np.empty(full, DTYPES[shape.dtype])
-        self.values = np.empty(full, DTYPES[shape.dtype])
+        kept = real if shape.dtype == "int8" else DTYPES[shape.dtype]  # of int8, what it means: a code x scale is exact in float32
+        self.keys = np.empty(full, kept)
+        self.values = np.empty(full, kept)
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.shape.nbytes
+
+    def write(self, layer: int, blocks: Int32, offsets: Int32, keys: Array, values: Array) -> None:
+        """Round keys and values [rows, num_kv_heads, head_dim] to the cache's dtype and keep them."""
+        rounded = round_to_int8 if self.shape.dtype == "int8" else np.asarray
+        self.keys[layer, blocks, offsets] = rounded(keys)
+        self.values[layer, blocks, offsets] = rounded(values)
 
     def read(self, layer: int) -> tuple[Array, Array]:
         return self.keys[layer].copy(), self.values[layer].copy()
@@ -71,6 +78,23 @@ class ReferenceKVCache:
     def fill(self, block_ids: Sequence[int], value: float) -> None:
         self.keys[:, list(block_ids)] = value
         self.values[:, list(block_ids)] = value
+
+
+def round_to_int8(x: Array) -> Array:
+    """Each vector along the last axis as codes from -127 to 127 times a scale, ``max |x| / 127`` rounded up to bfloat16.
+
+    A vector of zeros has scale 0; one that is not finite becomes NaN.
+
+    >>> round_to_int8(np.array([[254.0, -1.2, 3.1], [0.0, 0.0, 0.0], [np.inf, 1.0, 2.0]], np.float32)).tolist()
+    [[254.0, -2.0, 4.0], [0.0, 0.0, 0.0], [nan, nan, nan]]
+    """
+    with np.errstate(invalid="ignore"):
+        top = np.abs(x).max(-1, keepdims=True).astype(np.float32)
+        bits = (top / np.float32(127)).view(np.uint32)
+        scale = ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+        scale = np.where(np.isfinite(top), scale, np.float32(np.nan)).astype(x.dtype)
+        codes = np.rint(x / np.where(scale == 0, 1, scale).astype(x.dtype)) + 0.0  # integers have no negative zero
+        return np.asarray(codes * scale)
 
 
 def linear(x: Array, weight: ReferenceWeight) -> Array:
@@ -118,6 +142,7 @@ def attend(q: Array, keys: Array, values: Array, scale: float, softcap: float | 
     """One row's attention. q: [heads, head_dim]; keys, values: [positions, kv_heads, head_dim]; returns [heads, head_dim].
 
     Products' inputs are in the dtype of the keys: q and the probabilities are rounded to it; sums are in float32 (or float64).
+    Keys and values of an int8 cache come as the floats that they mean.
     """
     dtype = keys.dtype
     real = np.float64 if dtype == np.float64 else np.float32
@@ -251,8 +276,8 @@ class ReferenceProgram:
         def call(cache: ReferenceKVCache) -> None:
             n, shape = self._sizes[Size.ROWS], cache.shape
             blocks, offsets = np.divmod(slots[:n], shape.block_size)
-            cache.keys[layer, blocks, offsets] = k[:n].reshape(n, shape.num_kv_heads, shape.head_dim)
-            cache.values[layer, blocks, offsets] = v[:n].reshape(n, shape.num_kv_heads, shape.head_dim)
+            keys, values = (x[:n].reshape(n, shape.num_kv_heads, shape.head_dim) for x in (k, v))
+            cache.write(layer, blocks, offsets, keys, values)
 
         assert isinstance(cache, ReferenceKVCache)
         self._record(call, cache)
@@ -326,7 +351,7 @@ class ReferenceBackend:
         return np.empty(shape, self._real if dtype == "float32" or self._real is np.float64 else DTYPES[dtype])
 
     def kv_cache(self, shape: KVShape) -> ReferenceKVCache:
-        return ReferenceKVCache(shape)
+        return ReferenceKVCache(shape, self._real)
 
     def program(self, sizes: Int32) -> ReferenceProgram:
         return ReferenceProgram(sizes)

@@ -11,7 +11,7 @@ from octavo.models.architectures import spec_from_hf
 from octavo.models.spec import DecoderSpec, RotarySpec
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
-"""Bytes of an element as the planner counts them; scales of int8 and fp8 are under a hundredth."""
+"""Bytes of a weight as the planner counts them; scales of int8 and fp8 are under a hundredth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class PlannedModel:
         return int(self.num_parameters * BYTES[dtype])
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token over all layers: 2 x layers x kv heads x head_dim x bytes."""
-        return self.spec.kv_bytes_per_token("bfloat16") * int(BYTES[dtype] * 2) // 4
+        """Bytes of keys and values of one token over all layers, as the engine's; fp8, which the engine does not have, without scales."""
+        return self.spec.kv_bytes_per_token("bfloat16") // 2 if dtype == "fp8" else self.spec.kv_bytes_per_token(dtype)
 
 
 def _llama(

@@ -6,11 +6,11 @@ The blocks are those of the engine: the same function settles them at its start 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from octavo.blocks import blocks_for
-from octavo.config import LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig
+from octavo.config import KV_DTYPES, LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig
 from octavo.engine.memory import TYPICAL_TOKENS, CachePlan, format_bytes, plan_cache
 from octavo.errors import ConfigError, MemoryConfigError
 from octavo.models.spec import DecoderSpec
@@ -18,7 +18,7 @@ from octavo.planner.known_models import BYTES, KNOWN_MODELS, PlannedModel
 from octavo.planner.latency_model import LatencyModel, StepLoad
 
 ENGINE_DTYPES = ("float32", "bfloat16")
-"""What the engine itself can keep weights and KV in; the others are planned for machines that can."""
+"""What the engine itself can keep weights in; the others are planned for machines that can."""
 SPARE = 0.95
 """Share of the memory that is planned with; the rest is for fragmentation and the runtime."""
 
@@ -109,11 +109,14 @@ def plan_memory(
     scheduler: SchedulerConfig,
     *,
     dtype: str = "bfloat16",
-    kv_dtypes: Sequence[str] = ("bfloat16", "fp8"),
+    kv_dtypes: Sequence[str] = ("bfloat16", "int8"),
     lengths: Sequence[Lengths] = (TYPICAL,),
     tensor_parallel: int | None = None,
 ) -> MemoryPlan:
-    """Work out what fits into ``memory`` bytes. ``tensor_parallel`` devices of that size, or as few as will do."""
+    """Work out what fits into ``memory`` bytes. ``tensor_parallel`` devices of that size, or as few as will do.
+
+    The first of ``kv_dtypes`` is the one of the engine's start and of the settings.
+    """
     for name in (dtype, *kv_dtypes):
         if name not in BYTES:
             raise ConfigError(f"dtype {name!r} is not known to the planner; choose one of {', '.join(BYTES)}")
@@ -122,7 +125,9 @@ def plan_memory(
     degree = tensor_parallel or _tensor_parallel(model, memory, weights, workspace, kv_dtypes[0])
     left = int(degree * memory * SPARE) - weights - degree * workspace
     fits = [fit for kv in kv_dtypes for size in LEGAL_BLOCK_SIZES if (fit := _fit(model, left, size, kv, longest, lengths)).num_blocks]
-    engine, refusal = _engine_start(model, memory, cache, scheduler, dtype) if degree == 1 else (None, "it runs on one device")
+    engine, refusal = (
+        _engine_start(model, memory, cache, scheduler, dtype, kv_dtypes[0]) if degree == 1 else (None, "it runs on one device")
+    )
     settings = _settings(model, left, cache, scheduler, kv_dtypes[0], longest, lengths)
     return MemoryPlan(
         model=model.name,
@@ -170,12 +175,14 @@ def mean_blocks(lengths: Sequence[Lengths], block_size: int) -> float:
 
 
 def _engine_start(
-    model: PlannedModel, memory: int, cache: CacheConfig, scheduler: SchedulerConfig, dtype: str
+    model: PlannedModel, memory: int, cache: CacheConfig, scheduler: SchedulerConfig, dtype: str, kv_dtype: str
 ) -> tuple[CachePlan | None, str | None]:
     if dtype not in ENGINE_DTYPES or model.num_parameters is not None:
         return None, f"the engine does not run {model.name} in {dtype}; it runs the Llama family in {' or '.join(ENGINE_DTYPES)}"
+    if kv_dtype not in KV_DTYPES:
+        return None, f"the engine does not keep keys and values in {kv_dtype}; choose one of {', '.join(KV_DTYPES)}"
     try:
-        return plan_cache(model.spec, dtype, cache, scheduler, memory), None
+        return plan_cache(model.spec, dtype, replace(cache, kv_dtype=kv_dtype), scheduler, memory), None
     except MemoryConfigError as error:
         return None, str(error)
 
@@ -191,6 +198,7 @@ def _settings(
         return {}
     at_once = max(1, int(num_blocks / mean_blocks(lengths, size)))
     return {
+        "kv_dtype": kv_dtype,
         "block_size": size,
         "kv_memory": num_blocks * block_bytes,
         "max_model_len": min(longest, num_blocks * size),

@@ -33,6 +33,7 @@ def serve(
         int, typer.Option(help="Most guesses at a request's next tokens that a step checks: faster where text repeats. 0 is off; try 8.")
     ] = 0,
     dtype: Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
@@ -71,7 +72,7 @@ def serve(
     )
     engine = EngineConfig(
         model=ModelConfig(model, dtype),
-        cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
+        cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching, kv_dtype),
         scheduler=SchedulerConfig(
             max_num_seqs,
             max_num_batched_tokens,
