@@ -117,6 +117,14 @@ void pack(const Kernels& kernels, Pool& pool, const std::vector<PackSource>& sou
   pool.end_step();
 }
 
+bool quantize(const Kernels& kernels, Pool& pool, const PackSource& source, int64_t columns, bool to_8_bits, Address out) {
+  nb::gil_scoped_release released;
+  pool.begin_step();
+  bool finite = kernels.quantize({source, columns, to_8_bits ? QuantizedTo::q8_0 : QuantizedTo::q4_1, at<uint8_t>(out)}, pool);
+  pool.end_step();
+  return finite;
+}
+
 void dequantize(const Kernels& kernels, const PackSource& source, Address out, int64_t size) { kernels.dequantize(source, at<float>(out), size); }
 
 std::vector<std::tuple<std::string, int, int>> formats() {
@@ -132,6 +140,7 @@ void bind_kernels(nb::module_& m) {
   m.def("formats", formats);
   m.def("sample_row_bytes", [] { return sizeof(SampleRow); });
   m.def("pack", pack, "kernels"_a, "pool"_a, "sources"_a, "out"_a, "in_features"_a, "bf16"_a);
+  m.def("quantize", quantize, "kernels"_a, "pool"_a, "source"_a, "columns"_a, "to_8_bits"_a, "out"_a);
   m.def("dequantize", dequantize, "kernels"_a, "source"_a, "out"_a, "size"_a);
 }
 

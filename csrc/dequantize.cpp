@@ -3,6 +3,7 @@
 // Products and sums round one by one (-ffp-contract=off), so that every instruction set gives the bits of the definition.
 #include "dequantize.h"
 
+#include "half.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -12,13 +13,6 @@ namespace {
 OCTAVO_INLINE uint16_t load_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
 OCTAVO_INLINE uint32_t load_u32(const uint8_t* p) { return load_u16(p) | static_cast<uint32_t>(load_u16(p + 2)) << 16; }
 
-// float16 to float32 without branches: shift the exponent into place, scale by 2^112 (exact, subnormals too), restore inf and NaN.
-OCTAVO_INLINE float half_to_float(uint16_t h) {
-  uint32_t magnitude = h & 0x7fffu;
-  uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>(0x77800000u));
-  bits = magnitude >= 0x7c00u ? magnitude << 13 | 0x7f800000u : bits;
-  return std::bit_cast<float>(bits | (h & 0x8000u) << 16);
-}
 OCTAVO_INLINE float load_half(const uint8_t* p) { return half_to_float(load_u16(p)); }
 
 struct F32Format {

@@ -49,6 +49,16 @@ struct PackArgs {
   Dtype dtype;
 };
 
+enum class QuantizedTo : int32_t { q8_0, q4_1 };
+
+// One tensor to blocks of 32 columns, in logical order of rows.
+struct QuantizeArgs {
+  PackSource source;
+  int64_t columns;  // a multiple of 32
+  QuantizedTo to;
+  uint8_t* out;  // num_rows x columns / 32 blocks
+};
+
 struct EmbedArgs {
   const int32_t* token_ids;
   const PackedMatrix* table;
@@ -217,6 +227,7 @@ struct Kernels {
   void (*paged_attention)(const AttentionArgs&, Pool&);
   void (*sample)(const SampleArgs&, Pool&);
   void (*pack)(const PackArgs&, Pool&);
+  bool (*quantize)(const QuantizeArgs&, Pool&);  // false: a weight or scale is not finite
   void (*dequantize)(const PackSource&, float* out, int64_t size);  // one row, on the caller
 };
 

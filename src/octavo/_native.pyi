@@ -129,5 +129,8 @@ def formats() -> list[tuple[str, int, int]]:
 
 def sample_row_bytes() -> int: ...
 def pack(kernels: Kernels, pool: Pool, sources: Sequence[PackSource], out: int, in_features: int, bf16: bool) -> None: ...
+def quantize(kernels: Kernels, pool: Pool, source: PackSource, columns: int, to_8_bits: bool, out: int) -> bool:
+    """To Q8_0 or Q4_1; False where a weight or scale is not finite."""
+
 def dequantize(kernels: Kernels, source: PackSource, out: int, size: int) -> None:
     """``size`` weights as float32, on the calling thread."""

@@ -104,6 +104,14 @@ struct Side {
     return out;
   }
 
+  Bytes quantize(const Bytes& floats, int64_t rows, int64_t columns, QuantizedTo to, int64_t block_bytes) {
+    Bytes out(rows * columns / 32 * block_bytes);
+    pool.begin_step();
+    if (!k.quantize({{floats.data(), nullptr, rows, columns * 4, 0}, columns, to, out.data()}, pool)) out.clear();
+    pool.end_step();
+    return out;
+  }
+
   Floats linear(const PackedMatrix& m, const void* x, int32_t rows) {
     count = rows;
     Floats out(rows * m.out_features);
@@ -158,6 +166,12 @@ Bytes bytes_of(const Floats& x) {
   Bytes b(x.size() * sizeof(float));
   std::memcpy(b.data(), x.data(), b.size());
   return b;
+}
+
+void compare_quantizing(Side& a, Side& b) {
+  Bytes data = bytes_of(numbers(37 * 288, 31));
+  check_same(a.k.name, "quantize to Q8_0", a.quantize(data, 37, 288, QuantizedTo::q8_0, 34), b.quantize(data, 37, 288, QuantizedTo::q8_0, 34));
+  check_same(a.k.name, "quantize to Q4_1", a.quantize(data, 37, 288, QuantizedTo::q4_1, 20), b.quantize(data, 37, 288, QuantizedTo::q4_1, 20));
 }
 
 void compare_linear(Side& a, Side& b) {
@@ -273,6 +287,7 @@ int main() {
   for (const std::string& name : available_isas()) {
     Side side{select_kernels(name), pool};
     compare_packing(side, portable);
+    compare_quantizing(side, portable);
     compare_linear(side, portable);
     compare_elementwise(side, portable);
     compare_attention(side, portable);

@@ -13,10 +13,12 @@ import numpy as np
 from octavo import _native
 from octavo.errors import ConfigError, ModelLoadError
 from octavo.kernels.cpus import default_threads
+from octavo.kernels.dequantize import num_bytes
 from octavo.kernels.memory import Arena
 from octavo.kernels.native_program import NativeProgram
 from octavo.kernels.native_storage import NativeKVCache, NativeWeight
 from octavo.kernels.ops import Array, Int32, KVShape, TensorSource
+from octavo.kernels.quantize import NOT_FINITE, check_quantisable
 from octavo.kernels.shapes import BFLOAT16, DTYPES, INT32, address
 
 _PANEL = 16
@@ -66,6 +68,14 @@ class NativeBackend:
         bias = np.concatenate([self.vector(b) for b in biases]) if biases else None
         matrix = _native.PackedMatrix(address(data), address(bias), out_features, in_features, is_bf16)
         return NativeWeight(matrix, DTYPES[dtype], out_features, in_features, data, bias)
+
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        rows, columns = source.shape
+        check_quantisable(format, columns)
+        out = np.empty(num_bytes(format, rows * columns), np.uint8)
+        if not _native.quantize(self._kernels, self._pool, _describe(source), columns, format == "Q8_0", address(out)):
+            raise ModelLoadError(f"{source.name} cannot be quantised: {NOT_FINITE}")
+        return TensorSource(source.name, source.shape, format, out)
 
     def vector(self, source: TensorSource) -> Array:
         out = self.empty((int(np.prod(source.shape)),), "float32")

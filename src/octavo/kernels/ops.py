@@ -254,6 +254,12 @@ class Backend(Protocol):
     def pack(self, sources: Sequence[TensorSource], dtype: str, biases: Sequence[TensorSource] = ()) -> LinearWeight:
         """Stack matrices of equal in_features into one weight of this dtype; biases are all given or none."""
 
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        """A matrix in blocks of "Q8_0" or "Q4_1", as ``quantize.py`` defines them, rows in logical order.
+
+        Raises ``ValueError`` where in_features is not a multiple of 32, ``ModelLoadError`` where a weight is not finite.
+        """
+
     def vector(self, source: TensorSource) -> Array:
         """A vector in the dtype of activations."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from octavo.errors import ModelLoadError
 from octavo.kernels.dequantize import dequantize
 from octavo.kernels.ops import (
     Array,
@@ -28,6 +29,7 @@ from octavo.kernels.ops import (
     Size,
     TensorSource,
 )
+from octavo.kernels.quantize import check_quantisable, quantize
 from octavo.kernels.reference_sampling import sample
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
@@ -269,6 +271,13 @@ class ReferenceBackend:
 
     def _rounded(self, source: TensorSource, dtype: str) -> Array:
         return _load(source).astype(DTYPES[dtype]).astype(self._real)
+
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        check_quantisable(format, source.shape[1])
+        try:
+            return TensorSource(source.name, source.shape, format, quantize(format, _load(source)))
+        except ValueError as error:
+            raise ModelLoadError(f"{source.name} cannot be quantised: {error}") from error
 
     def vector(self, source: TensorSource) -> Array:
         return _load(source).astype(self._real)
