@@ -29,7 +29,7 @@ SHIFTS = (-0.02, 0.02, 0.06, 0.1)
 """Shares of a group's range by which its end points move in before codes are assigned."""
 STEPS = (-0.02, 0.0, 0.02)
 REFINEMENTS = 2
-_SMALLEST_RANGE = np.float32(1e-30)
+_SMALLEST_RANGE = 1e-30
 _CHUNK = 4096
 
 _Encoded = tuple[list[Floats], NDArray[Any]]
@@ -70,8 +70,8 @@ def _half(x: Floats) -> Floats:
     return x.astype(np.float16).astype(np.float32)
 
 
-def _inverse(x: Floats, smallest: np.float32 = np.float32(0)) -> Floats:
-    return np.where(x > smallest, np.float32(1) / x, np.float32(0)).astype(np.float32)
+def _inverse(x: Floats, smallest: float = 0.0) -> Floats:
+    return np.where(x > np.float32(smallest), np.float32(1) / x, np.float32(0)).astype(np.float32)
 
 
 def _q8_0(w: Floats) -> _Encoded:
@@ -85,13 +85,12 @@ def _q4_1(w: Floats) -> _Encoded:
     span = high - low
     t = (w - low) * _inverse(span, _SMALLEST_RANGE)
     d, m = _half(span / np.float32(15)), _half(low)
-    best = _error(w, t, d, m)[0], d, m
+    best = [_error(w, t, d, m)[0], d, m]
     slope, offset = _best_line(t, _sum(t))
     for _ in range(1 + REFINEMENTS):
         d, m = _half(slope * span), _half(offset * span + low)
         error, slope, offset = _error(w, t, d, m)
-        better = error < best[0]
-        best = tuple(np.where(better, *pair) for pair in zip((error, d, m), best, strict=True))
+        best = _where(error < best[0], [error, d, m], best)
     _, d, m = best
     q = _codes(w, m, _inverse(d)).astype(np.uint8)
     zero = np.float32(0)
@@ -99,18 +98,22 @@ def _q4_1(w: Floats) -> _Encoded:
 
 
 def _codes(x: Floats, start: Any, scale: Any) -> Floats:
-    return np.minimum(np.maximum(np.rint((x - start) * scale), np.float32(0)), np.float32(15))
+    codes: Floats = np.minimum(np.maximum(np.rint((x - start) * scale), np.float32(0)), np.float32(15))
+    return codes
+
+
+def _where(better: NDArray[np.bool_], new: list[Floats], old: list[Floats]) -> list[Floats]:
+    return [np.where(better, *pair) for pair in zip(new, old, strict=True)]
 
 
 def _best_line(t: Floats, total: Floats) -> tuple[Floats, Floats]:
     """Slope and offset of the pair of shifts whose line explains most."""
-    best = tuple(np.full(t.shape[1], value, np.float32) for value in (-1, 0, 0, 0, 0))
-    for moves in np.float32(SHIFTS), np.float32(STEPS):
+    best: list[Floats] = [np.full(t.shape[1], value, np.float32) for value in (-1, 0, 0, 0, 0)]
+    for moves in np.array(SHIFTS, np.float32), np.array(STEPS, np.float32):
         *_, start, stop = best
         for a, b in ((start + move_a, stop + move_b) for move_a in moves for move_b in moves):
-            new = *_line(t, _codes(t, a, np.float32(15) / ((np.float32(1) - a) - b)), total), a, b
-            better = new[0] > best[0]
-            best = tuple(np.where(better, *pair) for pair in zip(new, best, strict=True))
+            line = _line(t, _codes(t, a, np.float32(15) / ((np.float32(1) - a) - b)), total)
+            best = _where(line[0] > best[0], [*line, a, b], best)
     return best[1], best[2]
 
 
@@ -125,8 +128,9 @@ def _sum(x: Floats) -> Floats:
 def _line(t: Floats, q: Floats, total: Floats) -> tuple[Floats, Floats, Floats]:
     """What the least-squares line through (q, t) explains, its slope and its offset."""
     sum_q, sum_qq, sum_qt = _sum(q), _sum(q * q), _sum(q * t)
-    covariance, variance = np.float32(32) * sum_qt - sum_q * total, np.float32(32) * sum_qq - sum_q * sum_q
-    slope = covariance / np.where(variance > 0, variance, np.float32(1))
+    covariance: Floats = np.float32(32) * sum_qt - sum_q * total
+    variance: Floats = np.maximum(np.float32(32) * sum_qq - sum_q * sum_q, np.float32(1))  # unless it is 0, it is 31 at least
+    slope: Floats = covariance / variance
     return covariance * slope, slope, (total - slope * sum_q) * np.float32(1 / 32)
 
 
