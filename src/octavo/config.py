@@ -13,6 +13,7 @@ from octavo.errors import ConfigError
 
 LEGAL_BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZE = ("native", "int8", "int4")
 DEVICES = ("auto", "cpu", "reference")
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
@@ -47,10 +48,16 @@ class ModelConfig:
     model: str = "smollm2-135m"
     """A directory with config.json and safetensors, a .gguf file, a hub id, or the short name of an installed model package."""
     dtype: str = "auto"
-    """Type of weights, inputs of products and KV cache: auto (bfloat16), float32 or bfloat16."""
+    """Type of weights that are not quantised, inputs of their products, and KV cache: auto (bfloat16), float32 or bfloat16. With auto,
+    quantised weights are kept as they are; an explicit dtype without ``quantize`` dequantises them."""
+    quantize: str | None = None
+    """native keeps a file's quantised weights as they are; int8 and int4 bring all matrices to Q8_0 or Q4_1 (those of a file that have 4 bits
+    already stay as they are with int4). Embedding and head are matrices too; norms and biases are never quantised."""
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        legal = self.quantize is None or self.quantize in QUANTIZE
+        _require(legal, f"quantize {self.quantize!r} is not known; choose one of {', '.join(QUANTIZE)}, or None")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from octavo.kernels.dequantize import FORMATS, Bytes, Floats
 
+VERSION = 1
+"""Grows when the blocks that are made of the same weights change."""
 GROUP = 32
 NOT_FINITE = "there are weights that are not finite numbers, or too large for float16 scales"
 SHIFTS = (-0.02, 0.02, 0.06, 0.1)
