@@ -31,7 +31,10 @@ app.command()(serve)
 register_planning(app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
-Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]
+Dtype = Annotated[str, typer.Option(help="auto (bfloat16; quantised weights stay so), float32 or bfloat16.")]
+Quantize = Annotated[
+    str | None, typer.Option(help="native keeps quantised weights; int8 and int4 quantise (kept on disk for the next start).")
+]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")]
 KVMemory = Annotated[
     str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")
@@ -99,6 +102,7 @@ def generate(
     early_stopping: Annotated[str, typer.Option(help="When a beam search ends: true, false or never.")] = "false",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     num_blocks: NumBlocks = None,
@@ -153,6 +157,7 @@ def chat(
     repetition_penalty: RepetitionPenalty = 1.1,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     max_model_len: MaxModelLen = None,
@@ -190,6 +195,7 @@ def offline(
     output_len: Annotated[int, typer.Option(help="Mean output length of drawn requests.")] = 64,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     num_blocks: NumBlocks = None,
@@ -238,6 +244,7 @@ def sharing(
     fork_mode: ForkMode = "copy_on_write",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     max_model_len: MaxModelLen = 2048,
@@ -269,7 +276,7 @@ def sharing(
 def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
-    names = ["dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    names = ["dtype", "quantize", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
              "enable_prefix_caching", "fork_mode", "threads", "device", "seed"]  # fmt: skip
     return LLM(options["model"], **{name: options[name] for name in names if name in options})
 

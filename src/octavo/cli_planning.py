@@ -19,7 +19,8 @@ Memory = Annotated[
 ]
 Gpu = Annotated[str | None, typer.Option(help="A device by name, such as H100: its memory, and its published speed.")]
 Trace = Annotated[Path | None, typer.Option(help="CSV or JSON lines with arrivals, prompt and output tokens.")]
-Dtype = Annotated[str, typer.Option(help="Of the weights: bfloat16, float32, fp8 or int8.")]
+Dtype = Annotated[str, typer.Option(help="Of the weights: auto, bfloat16, float32, or fp8 and int8 on other machines.")]
+Quantize = Annotated[str | None, typer.Option(help="native, int8 or int4, as the engine would be started with.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +33,8 @@ def plan(
     model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, well-known name, or installed model package.")],
     memory: Memory = None,
     gpu: Gpu = None,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
     kv_dtype: Annotated[list[str] | None, typer.Option(help="Of keys and values; may be given several times.")] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block, for the engine's start and the settings.")] = 16,
     kv_memory: Annotated[str | None, typer.Option(help="As the engine would be started with.")] = None,
@@ -55,6 +57,8 @@ def plan(
 
         octavo plan llama-3.1-8b --memory 24GiB --max-model-len 8192
 
+        octavo plan llama-3.1-8b --memory 8GiB --quantize int4
+
         octavo plan llama-3.1-70b --gpu H100 --rate 5
 
         octavo plan smollm2-135m --trace azure_llm_2023_conv.csv
@@ -71,6 +75,7 @@ def plan(
         CacheConfig(block_size, kv_memory, num_blocks),
         SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
         dtype=dtype,
+        quantize=quantize,
         kv_dtypes=tuple(kv_dtype or ("bfloat16", "fp8")),
         lengths=lengths,
         tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
@@ -180,7 +185,8 @@ def find_model(name: str) -> PlannedModel:
     from octavo.models.weights import open_checkpoint
 
     try:
-        return PlannedModel(name, open_checkpoint(locate(name)).spec)
+        checkpoint = open_checkpoint(locate(name))
+        return PlannedModel(name, checkpoint.spec, formats=checkpoint.formats())
     except ModelLoadError as error:
         raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
 

@@ -38,6 +38,7 @@ class LLM(AbstractContextManager["LLM"]):
         model: str = "smollm2-135m",
         *,
         dtype: str = "auto",
+        quantize: str | None = None,
         block_size: int = 16,
         kv_memory: str | int | None = None,
         num_blocks: int | None = None,
@@ -53,7 +54,7 @@ class LLM(AbstractContextManager["LLM"]):
         seed: int = 0,
     ) -> None:
         config = EngineConfig(
-            model=ModelConfig(model, dtype),
+            model=ModelConfig(model, dtype, quantize),
             cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
             scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),
             device=DeviceConfig(device, threads, shared_prefix_attention),

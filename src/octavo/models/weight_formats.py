@@ -9,8 +9,9 @@ Knows no arrays, so that ``octavo plan`` and the engine's start give the same an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from octavo.errors import ConfigError
@@ -45,6 +46,8 @@ PACKED_FORMS = {
 TARGETS = {"int8": "Q8_0", "int4": "Q4_1"}
 """What ``quantize`` names -> format of the blocks it makes."""
 GROUP = 32
+STACKS = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
+"""Matrices of a layer that take the same input and are one product. Floats beside quantised ones are float32, as their input is."""
 
 
 def packed_bytes(format: str, out_features: int, in_features: int) -> int:
@@ -112,10 +115,28 @@ def choose_formats(spec: DecoderSpec, sources: Mapping[str, str], dtype: str, qu
             f"quantize='native' keeps quantised weights as they are, but this model has none ({_names(sources.values())}); "
             f"quantize='int8' or 'int4' makes them"
         )
-    kept = quantize or ("native" if dtype == "auto" and quantised else None)
+    quantize = quantize or ("native" if dtype == "auto" and quantised else None)
     plain = "bfloat16" if dtype == "auto" else dtype
-    formats = {name: _format(kept, sources[name], shape[1], plain) for name, shape in shapes.items()}
-    return WeightFormats(plain, sources, formats, sum(packed_bytes(formats[name], *shape) for name, shape in shapes.items()))
+    formats = {name: _format(quantize, sources[name], shape[1], plain) for name, shape in shapes.items()}
+    stacks = _stacks(shapes)
+    for stack in stacks:
+        if any(formats[name] in PACKED_FORMS for name in stack):
+            formats |= {name: "float32" for name in stack if formats[name] not in PACKED_FORMS}
+    return WeightFormats(plain, sources, formats, sum(_stack_bytes(stack, formats, shapes) for stack in stacks))
+
+
+def _stack_bytes(stack: Sequence[str], formats: Mapping[str, str], shapes: Mapping[str, tuple[int, int]]) -> int:
+    runs = [(format, [shapes[name] for name in names]) for format, names in groupby(stack, formats.__getitem__)]
+    return sum(packed_bytes(format, sum(rows for rows, _ in run), run[0][1]) for format, run in runs)
+
+
+def _stacks(names: Iterable[str]) -> list[list[str]]:
+    """Matrices that are packed as one, in order; neighbours of one format share panels."""
+    stacks: dict[str, list[str]] = {}
+    for name in names:
+        prefix, _, part = name.rpartition(".")
+        stacks.setdefault(f"{prefix}.{STACKS.get(part, part)}", []).append(name)
+    return list(stacks.values())
 
 
 def _format(quantize: str | None, source: str, in_features: int, plain: str) -> str:
