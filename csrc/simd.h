@@ -38,6 +38,14 @@ OCTAVO_INLINE uint16_t float_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// float16 to float32 without branches: shift the exponent into place, scale by 2^112 (exact, subnormals too), restore inf and NaN.
+OCTAVO_INLINE float half_to_float(uint16_t h) {
+  uint32_t magnitude = h & 0x7fffu;
+  uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>(0x77800000u));
+  bits = magnitude >= 0x7c00u ? magnitude << 13 | 0x7f800000u : bits;
+  return std::bit_cast<float>(bits | (h & 0x8000u) << 16);
+}
+
 }  // namespace octavo::OCTAVO_ISA
 
 #if defined(__AVX512F__)

@@ -47,7 +47,8 @@ class ModelConfig:
     model: str = "smollm2-135m"
     """A directory with config.json and safetensors, a .gguf file, a hub id, or the short name of an installed model package."""
     dtype: str = "auto"
-    """Type of weights, inputs of products and KV cache: auto (bfloat16), float32 or bfloat16."""
+    """Type of weights, inputs of products and KV cache: float32, bfloat16, or auto: weights that are quantised in the file stay so,
+    all else is bfloat16."""
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
