@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "dequantize.h"
-#include "half.h"
 #include "kernels.h"
 #include "lanes.h"
 #include "parallel.h"

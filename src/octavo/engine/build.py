@@ -45,19 +45,24 @@ def build_engine(config: EngineConfig, progress: Progress = lambda done, total: 
     spec = checkpoint.spec
     dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
     plan = plan_cache(spec, dtype, config.cache, config.scheduler, available_memory())
-    weights = pack_weights(checkpoint, backend, dtype, plan.max_model_len, progress)
+    weights = pack_weights(checkpoint, backend, weight_format(config.model.dtype), plan.max_model_len, progress)
     runner = build_runner(Decoder(spec, weights), backend, dtype, plan, config)
     core = build_core(runner, plan, config, spec.vocab_size, checkpoint.generation.eos_token_ids)
     tokenizer, template = open_text(checkpoint)
     return BuiltEngine(TextEngine(core, tokenizer, template), spec, backend, dtype, plan, weights.nbytes)
 
 
-def build_runner(decoder: Decoder, backend: Backend, dtype: str, plan: CachePlan, config: EngineConfig) -> ModelRunner:
-    """The runner with its KV pool."""
+def weight_format(dtype: str) -> str:
+    """What weights are packed as: where no dtype is asked for, quantised ones stay as they are."""
+    return "quantised" if dtype == "auto" else dtype
+
+
+def build_runner(decoder: Decoder, backend: Backend, kv_dtype: str, plan: CachePlan, config: EngineConfig) -> ModelRunner:
+    """The runner with its KV pool of ``kv_dtype``."""
     spec, scheduler = decoder.spec, config.scheduler
-    shape = KVShape(spec.num_layers, plan.num_blocks, plan.block_size, spec.num_kv_heads, spec.head_dim, dtype)
+    shape = KVShape(spec.num_layers, plan.num_blocks, plan.block_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     max_num_seqs, max_rows = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-    return ModelRunner(decoder, backend, backend.kv_cache(shape), dtype, max_num_seqs, max_rows, plan.max_model_len)
+    return ModelRunner(decoder, backend, backend.kv_cache(shape), max_num_seqs, max_rows, plan.max_model_len)
 
 
 def build_core(

@@ -46,23 +46,26 @@ class DecoderWeights:
 
 
 def pack_weights(
-    checkpoint: Checkpoint, backend: Backend, dtype: str, max_model_len: int, progress: Progress = lambda done, total: None
+    checkpoint: Checkpoint, backend: Backend, format: str, max_model_len: int, progress: Progress = lambda done, total: None
 ) -> DecoderWeights:
-    """Pack a checkpoint's tensors for a backend, layer by layer, giving up each one's file pages once it is packed."""
+    """Pack a checkpoint's tensors for a backend, layer by layer, giving up each one's file pages once it is packed.
+
+    format: as ``Backend.pack`` takes it.
+    """
     spec = checkpoint.spec
     layers = []
     for i in range(spec.num_layers):
-        layers.append(_pack_layer(checkpoint, backend, dtype, spec, f"layers.{i}."))
+        layers.append(_pack_layer(checkpoint, backend, format, spec, f"layers.{i}."))
         progress(i + 1, spec.num_layers)
-    embed = _pack(checkpoint, backend, dtype, ["embed"], False)
-    head = embed if spec.tied_head else _pack(checkpoint, backend, dtype, ["head"], False)
+    embed = _pack(checkpoint, backend, format, ["embed"], False)
+    head = embed if spec.tied_head else _pack(checkpoint, backend, format, ["head"], False)
     cos, sin = rotary_table(spec.rotary, max_model_len)
     return DecoderWeights(embed, tuple(layers), backend.vector(checkpoint.tensor("final_norm")), head, cos, sin)
 
 
-def _pack_layer(checkpoint: Checkpoint, backend: Backend, dtype: str, spec: DecoderSpec, prefix: str) -> LayerWeights:
+def _pack_layer(checkpoint: Checkpoint, backend: Backend, format: str, spec: DecoderSpec, prefix: str) -> LayerWeights:
     def pack(names: str, bias: bool) -> LinearWeight:
-        return _pack(checkpoint, backend, dtype, [prefix + name for name in names.split()], bias)
+        return _pack(checkpoint, backend, format, [prefix + name for name in names.split()], bias)
 
     return LayerWeights(
         attn_norm=backend.vector(checkpoint.tensor(prefix + "attn_norm")),
@@ -74,10 +77,10 @@ def _pack_layer(checkpoint: Checkpoint, backend: Backend, dtype: str, spec: Deco
     )
 
 
-def _pack(checkpoint: Checkpoint, backend: Backend, dtype: str, names: list[str], bias: bool) -> LinearWeight:
+def _pack(checkpoint: Checkpoint, backend: Backend, format: str, names: list[str], bias: bool) -> LinearWeight:
     sources: list[TensorSource] = [checkpoint.tensor(name) for name in names]
     biases = [checkpoint.tensor(name + ".bias") for name in names] if bias else []
-    packed = backend.pack(sources, dtype, biases)
+    packed = backend.pack(sources, format, biases)
     for source in sources:
         checkpoint.release(source)
     return packed

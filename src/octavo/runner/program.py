@@ -9,14 +9,14 @@ from octavo.runner.sampler import Sampler
 
 def record_step(
     decoder: Decoder, backend: Backend, sizes: Int32, inputs: DecoderInputs, cache: KVCache, copies: Int32,
-    sampler: Sampler, dtype: str, max_rows: int, max_samples: int,
+    sampler: Sampler, max_rows: int, max_samples: int,
 ) -> tuple[Program, Array]:  # fmt: skip
     """Copies of shared blocks, the decoder, the sampler. Returns the program and the array of logits it writes.
 
     copies: [2, max] block ids, sources and targets.
     """
     program = backend.program(sizes)
-    activations = Activations.allocate(backend, decoder.spec, dtype, max_rows, max_samples)
+    activations = Activations.allocate(backend, decoder, max_rows, max_samples)
     program.copy_blocks(cache, copies[0], copies[1])
     decoder.record(program, inputs, cache, activations)
     program.sample(activations.logits, sampler.batch, sampler.output)
