@@ -27,7 +27,7 @@ from octavo.models.decoder_weights import pack_weights
 from octavo.request import SamplingParams
 from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.step import FinishedBeam
-from tests.helpers.random_model import TINY, random_checkpoint, with_window
+from tests.helpers.random_model import TINY, all_in, random_checkpoint, with_window
 
 MAX_MODEL_LEN = 640
 native_only = pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
@@ -43,7 +43,7 @@ def decoder_for(kind: str, dtype: str, threads: int, window: int, shared_prefix:
 
         backend = NativeBackend(threads, None if kind == "native" else kind, shared_prefix)
     spec = with_window(TINY, window) if window else TINY
-    return Decoder(spec, pack_weights(random_checkpoint(spec), backend, dtype, MAX_MODEL_LEN)), backend
+    return Decoder(spec, pack_weights(random_checkpoint(spec), backend, all_in(spec, dtype), MAX_MODEL_LEN)), backend
 
 
 def make_core(

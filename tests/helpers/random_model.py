@@ -30,5 +30,10 @@ def random_checkpoint(spec: DecoderSpec = TINY, seed: int = 0, scale: float = 3.
     )
 
 
+def all_in(spec: DecoderSpec, dtype: str) -> dict[str, str]:
+    """Every matrix in one dtype."""
+    return dict.fromkeys(spec.matrix_shapes(), dtype)
+
+
 def with_window(spec: DecoderSpec, window: int) -> DecoderSpec:
     return replace(spec, sliding_window=window)
