@@ -51,8 +51,8 @@ class ModelConfig:
     """Type of weights that are not quantised, inputs of their products, and KV cache: auto (bfloat16), float32 or bfloat16. With auto,
     quantised weights are kept as they are; an explicit dtype without ``quantize`` dequantises them."""
     quantize: str | None = None
-    """native keeps a file's quantised weights as they are; int8 and int4 bring all matrices to Q8_0 or Q4_1 (those of a file that have 4 bits
-    already stay as they are with int4). Embedding and head are matrices too; norms and biases are never quantised."""
+    """native keeps a file's quantised weights as they are. int8 brings every matrix to Q8_0; int4 those of the layers to Q4_1, and embedding
+    and head to Q8_0, but leaves matrices alone that have 4 bits already. Norms and biases are never quantised."""
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")

@@ -43,9 +43,9 @@ PACKED_FORMS = {
 }  # fmt: skip
 """Of every quantised format that can be kept."""
 
-TARGETS = {"int8": "Q8_0", "int4": "Q4_1"}
-"""What ``quantize`` names -> format of the blocks it makes."""
 GROUP = 32
+TABLES = ("embed", "head")
+"""With int4 they get 8 bits: at 4 bits they alone cost several times what the layers do (docs/performance.md)."""
 STACKS = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
 """Matrices of a layer that take the same input and are one product. Floats beside quantised ones are float32, as their input is."""
 
@@ -117,7 +117,7 @@ def choose_formats(spec: DecoderSpec, sources: Mapping[str, str], dtype: str, qu
         )
     quantize = quantize or ("native" if dtype == "auto" and quantised else None)
     plain = "bfloat16" if dtype == "auto" else dtype
-    formats = {name: _format(quantize, sources[name], shape[1], plain) for name, shape in shapes.items()}
+    formats = {name: _format(quantize, name, sources[name], shape[1], plain) for name, shape in shapes.items()}
     stacks = _stacks(shapes)
     for stack in stacks:
         if any(formats[name] in PACKED_FORMS for name in stack):
@@ -139,9 +139,11 @@ def _stacks(names: Iterable[str]) -> list[list[str]]:
     return list(stacks.values())
 
 
-def _format(quantize: str | None, source: str, in_features: int, plain: str) -> str:
+def _format(quantize: str | None, name: str, source: str, in_features: int, plain: str) -> str:
     if quantize is None or in_features % GROUP:
         return plain
-    if source in PACKED_FORMS and (quantize == "native" or (quantize == "int4" and PACKED_FORMS[source].code_bits == 4)):
+    if quantize == "native":
+        return source if source in PACKED_FORMS else plain
+    if quantize == "int4" and source in PACKED_FORMS and PACKED_FORMS[source].code_bits == 4:
         return source
-    return TARGETS.get(quantize, plain)
+    return "Q4_1" if quantize == "int4" and name not in TABLES else "Q8_0"
