@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,21 @@ def random_checkpoint(spec: DecoderSpec = TINY, seed: int = 0, scale: float = 3.
     )
 
 
-def all_in(spec: DecoderSpec, dtype: str) -> dict[str, str]:
-    """Every matrix in one dtype."""
-    return dict.fromkeys(spec.matrix_shapes(), dtype)
+def quantised(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with its matrices quantised, in formats that differ within a stack; rows must be multiples of 32."""
+    import gguf
+
+    formats = {"q": "Q8_0", "k": "Q4_1", "v": "Q4_1", "o": "Q5_0", "gate": "Q4_0", "up": "Q5_1", "down": "Q4_1", "embed": "Q8_0"}
+
+    def find(name: str) -> TensorSource:
+        source, format = checkpoint.tensor(name), formats.get(name.rpartition(".")[2])
+        if format is None:
+            return source
+        values = source.data.view(np.float32).reshape(source.shape)
+        data = gguf.quantize(values, gguf.GGMLQuantizationType[format])
+        return TensorSource(name, source.shape, format, np.ascontiguousarray(data).reshape(-1))
+
+    return replace(checkpoint, _find=cache(find))
 
 
 def with_window(spec: DecoderSpec, window: int) -> DecoderSpec:

@@ -25,12 +25,13 @@ from octavo.kernels.ops import Backend
 from octavo.models.decoder import Decoder
 from octavo.models.decoder_weights import pack_weights
 from octavo.models.locate import locate
+from octavo.models.weight_formats import choose_formats
 from octavo.models.weights import open_checkpoint
 from octavo.server.app import create_app
 from octavo.server.service import Service
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
-from tests.helpers.random_model import TINY, all_in, random_checkpoint
+from tests.helpers.random_model import TINY, random_checkpoint
 
 MAX_MODEL_LEN = 640
 
@@ -44,7 +45,9 @@ def _text() -> tuple[Tokenizer, ChatTemplate | None]:
 def _decoder() -> tuple[Decoder, Backend]:
     backend = create_backend("auto", 1)
     spec = replace(TINY, vocab_size=_text()[0].vocab_size)
-    return Decoder(spec, pack_weights(random_checkpoint(spec, scale=1.5), backend, all_in(spec, "float32"), MAX_MODEL_LEN)), backend
+    checkpoint = random_checkpoint(spec, scale=1.5)
+    formats = choose_formats(spec, checkpoint.formats(), "float32", None).formats
+    return Decoder(spec, pack_weights(checkpoint, backend, formats, MAX_MODEL_LEN)), backend
 
 
 def tiny_engine(num_blocks: int = 400, max_num_seqs: int = 32) -> TextEngine:
