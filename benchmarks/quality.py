@@ -1,9 +1,12 @@
 """What quantised weights cost in quality: log-probabilities of real text beside float32 ``transformers`` on the same file's weights.
 
-    python benchmarks/quality.py [--model NAME] [--tokens N] [--formats bf16,native,int8,int4] [--llama-perplexity PATH]
+    python benchmarks/quality.py [--model NAME] [--tokens N] [--formats bf16,native,int8,int4] [--llama-perplexity PATH] [--blurred]
 
 The text is the prose of the Python language reference that every Python brings along (``pydoc_data.topics``), cut into prompts of 512 tokens.
 The oracle dequantises the file to float32, so a difference is what a format adds: rounded weights, rounded inputs of products, other sums.
+``--blurred`` stands in for a checkpoint of floats where only a quantised file is at hand: each weight is moved at random within its
+rounding step, which gives back what quantising took from the weights' distribution, and the result is the model that is measured.
+
 With the binary of llama.cpp, its perplexity on the same text and file is measured by its own rule (the second half of each window counts).
 """
 
@@ -24,7 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import LLM, SamplingParams
+from octavo.kernels.dequantize import dequantize, split
 from octavo.models.locate import locate
+from octavo.models.weights import _HF_NAMES, _file_name, open_checkpoint
 
 TOPICS = ("execmodel", "types", "compound", "customization", "import", "attribute-access", "naming", "calls")
 WINDOW = 512
@@ -99,6 +104,24 @@ def oracle(path: Path) -> Any:
     return load(path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=dequantised).eval()
 
 
+def blur(path: Path, target: Path) -> None:
+    """Write a quantised file as a bfloat16 directory with each weight moved evenly within half a step of its codes."""
+    import torch
+    import transformers
+
+    checkpoint, model, chance = open_checkpoint(path), oracle(path), np.random.default_rng(0)
+    parameters = dict(model.named_parameters())
+    for name, shape in checkpoint.spec.matrix_shapes().items():
+        source = checkpoint.tensor(name)
+        parts = split(source.format, source.data, shape[0] * shape[1])
+        steps = np.abs(parts.scales)[:, None] * chance.uniform(-0.5, 0.5, parts.codes.shape)
+        moved = dequantize(source.format, source.data, shape[0] * shape[1]).reshape(shape) + steps.reshape(shape)
+        moved = moved if source.row_order is None else moved[source.row_order]
+        parameters[_file_name(name, _HF_NAMES, "model.layers")].data.copy_(torch.from_numpy(moved))
+    model.to(torch.bfloat16).save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(target)
+
+
 def score_by(model: Any, prompts: list[list[int]]) -> Scored:
     """By transformers."""
     import torch
@@ -132,31 +155,41 @@ def llama_perplexity(binary: Path, model: Path, num_windows: int) -> float:
 
 
 def main() -> None:
-    from common import show
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--llama-perplexity", type=Path, default=None)
+    parser.add_argument("--blurred", action="store_true")
     args = parser.parse_args()
-    path = locate(args.model)
+    with tempfile.TemporaryDirectory() as folder:
+        path = locate(args.model)
+        if args.blurred:
+            blur(path, Path(folder))
+            path = Path(folder)
+        measure(path, args)
+
+
+def measure(path: Path, args: argparse.Namespace) -> None:
+    """Print the table."""
+    from common import show
+
     rows: list[list[object]] = []
     expected: Scored | None = None
     for name in args.formats.split(","):
-        with LLM(args.model, **FORMATS[name], kv_memory="256MiB", max_model_len=WINDOW + 16, threads=args.threads) as llm:
+        with LLM(str(path), **FORMATS[name], kv_memory="256MiB", max_model_len=WINDOW + 16, threads=args.threads) as llm:
             prompts = windows(llm.tokenizer.encode(text()), args.tokens)
             expected = expected or score_by(oracle(path), prompts)
             found, formats = score(llm, prompts), llm.stats()["weights"]["formats"]
         d = compare(found, expected)
         rows.append([name, formats, f"{d.mean:.4f}", f"{d.p99:.3f}", f"{d.agreement:.3f}", f"{found.perplexity:.3f}",
                      f"{found.second_half():.3f}"])  # fmt: skip
-    assert expected is not None
+    assert expected is not None and prompts
     rows.append(["transformers", "float32", "", "", "", f"{expected.perplexity:.3f}", f"{expected.second_half():.3f}"])
     if args.llama_perplexity is not None:
         rows.append(["llama.cpp", "the file's", "", "", "", "", f"{llama_perplexity(args.llama_perplexity, path, len(prompts)):.3f}"])
-    title = f"{args.model}, {len(prompts)} x {WINDOW} tokens of pydoc_data.topics of Python {platform.python_version()}"
+    title = f"{args.model}{' blurred' if args.blurred else ''}, {len(prompts)} x {WINDOW} tokens of pydoc_data.topics of Python {platform.python_version()}"
     show(title, ["", "weights", "mean |d logprob|", "p99", "top-1 as oracle", "perplexity", "of second halves"], rows)
 
 

@@ -54,7 +54,7 @@ class PlannedModel:
             raise ConfigError(f"dtype {dtype!r} is not known to the planner; choose one of {', '.join(dict.fromkeys((*DTYPES, *BYTES)))}")
         if dtype in DTYPES and self.num_parameters is None:
             ModelConfig(self.name, dtype, quantize)
-            chosen = choose_formats(self.spec, self.formats or dict.fromkeys(self.spec.matrix_shapes(), "BF16"), dtype, quantize)
+            chosen = choose_formats(self.spec, self.formats or dict.fromkeys(self.spec.matrix_shapes(), "floats"), dtype, quantize)
             return PlannedWeights(chosen.describe(), chosen.nbytes, chosen.dtype)
         if quantize is not None:
             raise ConfigError(f"quantize is for weights that the engine runs, not for {self.name} in {dtype}")
