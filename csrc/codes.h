@@ -3,10 +3,12 @@
 //   I16          16 integers; to_float
 //   Codes64      the codes of 16 outputs for one step of four inputs, [16][4] bytes
 //   load_codes, low_nibbles, high_nibbles, look_up
-//   product_codes<codes>    codes as the product reads them: those that take all 8 bits signed, with zero_shift taken off, where
+//   product_factors<codes>  codes as the product reads them: those that take all 8 bits signed, with zero_shift taken off, where
 //                           the machine's products want it
 //   dot<codes, steps>       start + sum over the steps of the products of w[step] with x[4 step .. 4 step + 3], for each output
 //   load_halves, load_int8  16 float16 or int8 as floats
+//   greatest_magnitude      of 32 floats, as its bits
+//   round_16                16 floats times a factor to the nearest int8, ties to even; returns their sum
 //
 // AVX2 and AVX-512 without VNNI add two products in int16, saturating: 2 * 127 * 63 fits, and so do sums of eight such pairs
 // of nibbles, or two of `bytes`; codes of 8 bits are made signed and multiply as |w| * (x with the sign of w), 2 * 128 * 127.
@@ -47,6 +49,14 @@ OCTAVO_INLINE Codes64 look_up(Codes64 c) {
   return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), c.v)};
 }
 OCTAVO_INLINE Codes64 flip_signs(Codes64 c) { return {_mm512_xor_si512(c.v, _mm512_set1_epi8(-128))}; }
+OCTAVO_INLINE uint32_t greatest_magnitude(const float* x) {
+  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+  const __m512i low = _mm512_and_si512(_mm512_loadu_si512(x), mask), high = _mm512_and_si512(_mm512_loadu_si512(x + 16), mask);
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
+}
+OCTAVO_INLINE __m128i round_16(const float* x, float factor) {
+  return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(factor))));
+}
 
 #elif defined(__AVX2__)
 
@@ -82,6 +92,23 @@ OCTAVO_INLINE Codes64 flip_signs(Codes64 c) {
   const __m256i sign = _mm256_set1_epi8(-128);
   return {_mm256_xor_si256(c.lo, sign), _mm256_xor_si256(c.hi, sign)};
 }
+OCTAVO_INLINE __m256i load_magnitudes(const float* x) {
+  return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), _mm256_set1_epi32(0x7fffffff));
+}
+OCTAVO_INLINE uint32_t greatest_magnitude(const float* x) {
+  const __m256i eight = _mm256_max_epu32(_mm256_max_epu32(load_magnitudes(x), load_magnitudes(x + 8)),
+                                         _mm256_max_epu32(load_magnitudes(x + 16), load_magnitudes(x + 24)));
+  const __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+OCTAVO_INLINE __m256i round_8(const float* x, float factor) {
+  return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(factor)));
+}
+OCTAVO_INLINE __m128i round_16(const float* x, float factor) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(round_8(x, factor), round_8(x + 8, factor)), 0xd8);
+  return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
 
 #elif defined(__aarch64__) && !defined(OCTAVO_PORTABLE)
 
@@ -116,17 +143,9 @@ OCTAVO_INLINE Codes64 flip_signs(Codes64 c) { OCTAVO_EACH c.v[i] = veorq_u8(c.v[
 
 #else
 
-struct I16 {
-  int32_t v[16];
-};
 struct Codes64 {
   uint8_t v[64];
 };
-OCTAVO_INLINE F16 to_float(I16 a) {
-  alignas(64) float x[16];
-  for (int i = 0; i < 16; i++) x[i] = static_cast<float>(a.v[i]);
-  return load(x);
-}
 OCTAVO_INLINE F16 load_halves(const uint16_t* p) {
   alignas(64) float x[16];
   for (int i = 0; i < 16; i++) x[i] = half_to_float(p[i]);
@@ -159,13 +178,57 @@ OCTAVO_INLINE Codes64 flip_signs(Codes64 c) {
   return c;
 }
 
+// Sums stay under 2^24, so that floats are integers enough, and multiply faster where nothing else is known of a machine.
+struct I16 {
+  F16 v;
+};
+OCTAVO_INLINE F16 to_float(I16 a) { return a.v; }
+
+#endif
+
+#if defined(__AVX2__)
+
+OCTAVO_INLINE int32_t round_16(const float* x, float factor, int8_t* out) {
+  const __m128i codes = round_16(x, factor);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), codes);
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(codes, _mm_set1_epi8(-128)), _mm_setzero_si128());  // of codes + 128, by eights
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+}
+
+#else
+
+OCTAVO_INLINE uint32_t greatest_magnitude(const float* x) {
+  uint32_t most = 0;
+  for (int i = 0; i < 32; i++) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+    most = magnitude > most ? magnitude : most;
+  }
+  return most;
+}
+OCTAVO_INLINE int32_t round_16(const float* x, float factor, int8_t* out) {
+  for (int i = 0; i < 16; i++) {
+    const float shifted = x[i] * factor + 12582912.0f;  // 1.5 * 2^23: the integer is in the lowest bits
+    out[i] = static_cast<int8_t>(std::bit_cast<uint32_t>(shifted));
+  }
+  int32_t sum = 0;
+  for (int i = 0; i < 16; i++) sum += out[i];
+  return sum;
+}
+
+#endif
+
+#if defined(__AVX2__) || (defined(__aarch64__) && !defined(OCTAVO_PORTABLE))
+
+using Factors = Codes64;
+OCTAVO_INLINE Factors to_factors(Codes64 c) { return c; }
+
 #endif
 
 #if defined(__AVX512VNNI__)
 
 inline constexpr int kZeroShift = 0;
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Codes64* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
   __m512i sum = _mm512_set1_epi32(start);
   OCTAVO_UNROLL
   for (int j = 0; j < kCount; j++) sum = _mm512_dpbusd_epi32(sum, w[j].v, _mm512_set1_epi32(load_four(x + 4 * j)));
@@ -215,7 +278,7 @@ OCTAVO_INLINE Vector dot_part(const Vector (&w)[kCount], const int8_t* x, int32_
 }
 
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Codes64* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
 #if defined(__AVX512F__)
   Vector all[kCount];
   for (int j = 0; j < kCount; j++) all[j] = w[j].v;
@@ -240,7 +303,7 @@ OCTAVO_INLINE int32x4_t add_products(int32x4_t sum, int8x16_t w, int8x16_t x) {
 #endif
 }
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Codes64* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
   I16 sum;
   OCTAVO_EACH sum.v[i] = vdupq_n_s32(start);
   for (int j = 0; j < kCount; j++) {
@@ -254,14 +317,19 @@ OCTAVO_INLINE I16 dot(const Codes64* w, const int8_t* x, int32_t start) {
 #else
 
 inline constexpr int kZeroShift = 128;
+struct Factors {
+  F16 v[4];  // for each of four inputs
+};
+OCTAVO_INLINE Factors to_factors(Codes64 c) {
+  alignas(64) float x[4][16];
+  for (int i = 0; i < 64; i++) x[i % 4][i / 4] = static_cast<float>(static_cast<int8_t>(c.v[i]));
+  return {load(x[0]), load(x[1]), load(x[2]), load(x[3])};
+}
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Codes64* w, const int8_t* x, int32_t start) {
-  I16 sum;
-  for (int32_t& v : sum.v) v = start;
-  for (int j = 0; j < kCount; j++)
-    for (int i = 0; i < 16; i++)
-      for (int k = 0; k < 4; k++) sum.v[i] += static_cast<int8_t>(w[j].v[4 * i + k]) * x[4 * j + k];
-  return sum;
+OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
+  F16 sum = set1(static_cast<float>(start));
+  for (int i = 0; i < 4 * kCount; i++) sum = fmadd(w[i / 4].v[i % 4], set1(static_cast<float>(x[i])), sum);
+  return {sum};
 }
 
 #endif
@@ -269,10 +337,10 @@ OCTAVO_INLINE I16 dot(const Codes64* w, const int8_t* x, int32_t start) {
 OCTAVO_INLINE constexpr int zero_shift(Codes c) { return takes_8_bits(c) ? kZeroShift : 0; }
 
 template <Codes kCodes>
-OCTAVO_INLINE Codes64 product_codes(Codes64 c) {
+OCTAVO_INLINE Factors product_factors(Codes64 c) {
   if constexpr (kCodes == Codes::table) c = look_up(c);
   if constexpr (zero_shift(kCodes) != 0) c = flip_signs(c);
-  return c;
+  return to_factors(c);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -33,24 +33,20 @@ struct InputGroup {
 
 // NaN and infinities make the scale NaN, and with it the row's outputs.
 OCTAVO_INLINE void quantise_group(const float* x, int zero, int group, InputGroup& out) {
-  uint32_t most = 0;
-  for (int i = 0; i < kGroup; i++) {
-    const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
-    most = magnitude > most ? magnitude : most;
-  }
+  const uint32_t most = greatest_magnitude(x);  // as bits, so that NaN is the greatest
   const float amax = std::bit_cast<float>(most);
-  const bool finite = most < 0x7f800000u, counts = finite && amax >= 0x1p-100f;
-  out.scale = counts ? amax / 127.0f : finite ? 0.0f : std::bit_cast<float>(0x7fc00000u);
-  const float inverse = counts ? 127.0f / amax : 0.0f;
-  for (int i = 0; i < kGroup; i++) {
-    const float shifted = x[i] * inverse + 12582912.0f;  // 1.5 * 2^23: the integer, ties to even, is in the lowest bits
-    out.codes[i] = static_cast<int8_t>(std::bit_cast<uint32_t>(shifted));
+  if (!(amax >= 0x1p-100f && most < 0x7f800000u)) {
+    out = {};
+    if (most >= 0x7f800000u) out.scale = std::bit_cast<float>(0x7fc00000u);
+    return;
   }
-  for (int half = 0; half < kGroup / group; half++) {
-    int32_t sum = 0;
-    for (int i = 0; i < group; i++) sum += out.codes[half * group + i];
-    out.starts[half] = -zero * sum;
-    out.offsets[half] = out.scale * static_cast<float>(sum);
+  const float scale = amax / 127.0f, inverse = 127.0f / amax;
+  int32_t sums[2] = {round_16(x, inverse, out.codes), round_16(x + 16, inverse, out.codes + 16)};
+  if (group == kGroup) sums[0] += sums[1];
+  out.scale = scale;
+  for (int part = 0; part < kGroup / group; part++) {
+    out.starts[part] = -zero * sums[part];
+    out.offsets[part] = scale * static_cast<float>(sums[part]);
   }
 }
 
@@ -64,13 +60,13 @@ OCTAVO_INLINE F16 load_scales(const char* section, int64_t in, int64_t k) {
 }
 
 template <Form kForm>
-OCTAVO_INLINE void unpack_codes(const char* packed, Codes64 (&codes)[kSteps]) {
+OCTAVO_INLINE void unpack_codes(const char* packed, Factors (&factors)[kSteps]) {
   const auto* p = reinterpret_cast<const uint8_t*>(packed);
   OCTAVO_UNROLL
   for (int j = 0; j < kSteps; j++) {
-    if (!is_nibbles(kForm)) codes[j] = load_codes(p + 64 * j);
-    else codes[j] = j < kSteps / 2 ? low_nibbles(load_codes(p + 64 * j)) : high_nibbles(load_codes(p + 64 * (j - kSteps / 2)));
-    codes[j] = product_codes<kForm.codes>(codes[j]);
+    Codes64 codes = load_codes(p + 64 * (is_nibbles(kForm) ? j % (kSteps / 2) : j));
+    if (is_nibbles(kForm)) codes = j < kSteps / 2 ? low_nibbles(codes) : high_nibbles(codes);
+    factors[j] = product_factors<kForm.codes>(codes);
   }
 }
 
@@ -78,14 +74,14 @@ OCTAVO_INLINE void unpack_codes(const char* packed, Codes64 (&codes)[kSteps]) {
 template <Form kForm, int PANELS>
 struct WeightGroup {
   static constexpr int kParts = kGroup / kForm.group;
-  Codes64 codes[PANELS][kSteps];
+  Factors factors[PANELS][kSteps];
   F16 scales[PANELS][kParts], minima[PANELS][kParts];
 
   OCTAVO_INLINE WeightGroup load(const char* w, const Sections& at, int64_t in, int64_t k) {
     WeightGroup g;
     OCTAVO_UNROLL
     for (int p = 0; p < PANELS; p++, w += at.size) {
-      unpack_codes<kForm>(w + at.codes + k / kGroup * code_bytes(kForm), g.codes[p]);
+      unpack_codes<kForm>(w + at.codes + k / kGroup * code_bytes(kForm), g.factors[p]);
       OCTAVO_UNROLL
       for (int part = 0; part < kParts; part++) {
         g.scales[p][part] = load_scales<kForm>(w, in, k + part * kForm.group);
@@ -102,7 +98,7 @@ struct WeightGroup {
     constexpr int kCount = kSteps / kParts;
     OCTAVO_UNROLL
     for (int part = 0; part < kParts; part++) {
-      I16 products = dot<kForm.codes, kCount>(g.codes[p] + part * kCount, x.codes + part * kForm.group, x.starts[part]);
+      I16 products = dot<kForm.codes, kCount>(g.factors[p] + part * kCount, x.codes + part * kForm.group, x.starts[part]);
       sum = fmadd(to_float(products) * set1(x.scale), g.scales[p][part], sum);
       if (kForm.minima) sum = fmadd(set1(x.offsets[part]), g.minima[p][part], sum);
     }
