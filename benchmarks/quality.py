@@ -16,6 +16,7 @@ import argparse
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,6 +184,7 @@ def measure(path: Path, args: argparse.Namespace) -> None:
             expected = expected or score_by(oracle(path), prompts)
             found, formats = score(llm, prompts), llm.stats()["weights"]["formats"]
         d = compare(found, expected)
+        print(f"{name}: {d}, perplexity {found.perplexity:.3f}", file=sys.stderr)
         rows.append([name, formats, f"{d.mean:.4f}", f"{d.p99:.3f}", f"{d.agreement:.3f}", f"{found.perplexity:.3f}",
                      f"{found.second_half():.3f}"])  # fmt: skip
     assert expected is not None and prompts

@@ -33,17 +33,6 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltEngine:
-    """An engine and what was settled for it at start."""
-
-    engine: TextEngine
-    spec: DecoderSpec
-    backend: Backend
-    cache: CachePlan
-    weights: LoadedWeights
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedWeights:
     """The weights as they run."""
 
@@ -61,6 +50,17 @@ class LoadedWeights:
         'weights: Q4_1 (kept), 1.00 MiB'
         """
         return f"weights: {self.formats.describe()}, {format_bytes(self.nbytes)}" + (f"; {self.cache}" if self.cache else "")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what was settled for it at start."""
+
+    engine: TextEngine
+    spec: DecoderSpec
+    backend: Backend
+    cache: CachePlan
+    weights: LoadedWeights
 
 
 def build_engine(config: EngineConfig, progress: Progress = lambda what, done, total: None) -> BuiltEngine:

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from octavo.kernels.ops import Backend, TensorSource
-from octavo.models.quantised_cache import CacheEntry
 from octavo.models.weights import Checkpoint
 
 Progress = Callable[[int, int], None]
@@ -41,6 +40,8 @@ def quantize(checkpoint: Checkpoint, wanted: Mapping[str, str], backend: Backend
 
 
 def _cached(checkpoint: Checkpoint, wanted: Mapping[str, str], backend: Backend, progress: Progress) -> Quantised:
+    from octavo.models.quantised_cache import CacheEntry  # and with it what most starts do not need
+
     shapes = checkpoint.spec.matrix_shapes()
     entry = CacheEntry.of(checkpoint.path, [(name, shapes[name], format) for name, format in wanted.items()])
     file, made = entry.open(), "found in"
@@ -49,7 +50,9 @@ def _cached(checkpoint: Checkpoint, wanted: Mapping[str, str], backend: Backend,
         file, made = entry.open(), "kept in"
     if file is None:
         raise OSError(f"{entry.path} was not what had been written")
-    return Quantised(_override(checkpoint, wanted, file.source, file.release), f"{made} {entry.path}")
+    return Quantised(
+        _override(checkpoint, wanted, file.source, file.release), f"{made} {entry.path} ({entry.path.stat().st_size / 2**20:.1f} MiB)"
+    )
 
 
 def _all(checkpoint: Checkpoint, wanted: Mapping[str, str], backend: Backend, progress: Progress) -> Iterator[TensorSource]:
