@@ -5,7 +5,7 @@
 //   load_codes, low_nibbles, high_nibbles, look_up
 //   product_factors<codes>  codes as the product reads them: those that take all 8 bits signed, with zero_shift taken off, where
 //                           the machine's products want it
-//   dot<codes, steps>       start + sum over the steps of the products of w[step] with x[4 step .. 4 step + 3], for each output
+//   dot<codes, steps>       start + sum over the steps of the products of w[p][step] with x[4 step .. 4 step + 3], for each panel p
 //   load_halves, load_int8  16 float16 or int8 as floats
 //   greatest_magnitude      of 32 floats, as its bits
 //   round_16                16 floats times a factor to the nearest int8, ties to even; returns their sum
@@ -227,12 +227,14 @@ OCTAVO_INLINE Factors to_factors(Codes64 c) { return c; }
 #if defined(__AVX512VNNI__)
 
 inline constexpr int kZeroShift = 0;
-template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
-  __m512i sum = _mm512_set1_epi32(start);
+template <Codes kCodes, int kCount, int PANELS, int kSteps>
+OCTAVO_INLINE void dot(const Factors (&w)[PANELS][kSteps], int first, const int8_t* x, int32_t start, I16 (&sums)[PANELS]) {
+  for (I16& sum : sums) sum.v = _mm512_set1_epi32(start);
   OCTAVO_UNROLL
-  for (int j = 0; j < kCount; j++) sum = _mm512_dpbusd_epi32(sum, w[j].v, _mm512_set1_epi32(load_four(x + 4 * j)));
-  return {sum};
+  for (int j = 0; j < kCount; j++) {
+    const __m512i four = _mm512_set1_epi32(load_four(x + 4 * j));
+    for (int p = 0; p < PANELS; p++) sums[p].v = _mm512_dpbusd_epi32(sums[p].v, w[p][first + j].v, four);  // chains that take turns
+  }
 }
 
 #elif defined(__AVX2__)
@@ -278,7 +280,7 @@ OCTAVO_INLINE Vector dot_part(const Vector (&w)[kCount], const int8_t* x, int32_
 }
 
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE I16 dot_panel(const Factors* w, const int8_t* x, int32_t start) {
 #if defined(__AVX512F__)
   Vector all[kCount];
   for (int j = 0; j < kCount; j++) all[j] = w[j].v;
@@ -303,7 +305,7 @@ OCTAVO_INLINE int32x4_t add_products(int32x4_t sum, int8x16_t w, int8x16_t x) {
 #endif
 }
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE I16 dot_panel(const Factors* w, const int8_t* x, int32_t start) {
   I16 sum;
   OCTAVO_EACH sum.v[i] = vdupq_n_s32(start);
   for (int j = 0; j < kCount; j++) {
@@ -326,10 +328,19 @@ OCTAVO_INLINE Factors to_factors(Codes64 c) {
   return {load(x[0]), load(x[1]), load(x[2]), load(x[3])};
 }
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot(const Factors* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE I16 dot_panel(const Factors* w, const int8_t* x, int32_t start) {
   F16 sum = set1(static_cast<float>(start));
   for (int i = 0; i < 4 * kCount; i++) sum = fmadd(w[i / 4].v[i % 4], set1(static_cast<float>(x[i])), sum);
   return {sum};
+}
+
+#endif
+
+#if !defined(__AVX512VNNI__)
+
+template <Codes kCodes, int kCount, int PANELS, int kSteps>
+OCTAVO_INLINE void dot(const Factors (&w)[PANELS][kSteps], int first, const int8_t* x, int32_t start, I16 (&sums)[PANELS]) {
+  for (int p = 0; p < PANELS; p++) sums[p] = dot_panel<kCodes, kCount>(w[p] + first, x, start);
 }
 
 #endif

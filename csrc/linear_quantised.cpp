@@ -77,7 +77,7 @@ struct WeightGroup {
   Factors factors[PANELS][kSteps];
   F16 scales[PANELS][kParts], minima[PANELS][kParts];
 
-  OCTAVO_INLINE WeightGroup load(const char* w, const Sections& at, int64_t in, int64_t k) {
+  OCTAVO_INLINE WeightGroup unpack(const char* w, const Sections& at, int64_t in, int64_t k) {
     WeightGroup g;
     OCTAVO_UNROLL
     for (int p = 0; p < PANELS; p++, w += at.size) {
@@ -93,16 +93,20 @@ struct WeightGroup {
     return g;
   }
 
-  // sum + the products of one row's inputs with panel p.
-  OCTAVO_INLINE F16 add_products(F16 sum, const WeightGroup& g, int p, const InputGroup& x) {
+  // sums += the products with one row's inputs.
+  OCTAVO_INLINE void multiply(const WeightGroup& g, const InputGroup& x, float (&sums)[PANELS][kPanel]) {
     constexpr int kCount = kSteps / kParts;
     OCTAVO_UNROLL
     for (int part = 0; part < kParts; part++) {
-      I16 products = dot<kForm.codes, kCount>(g.factors[p] + part * kCount, x.codes + part * kForm.group, x.starts[part]);
-      sum = fmadd(to_float(products) * set1(x.scale), g.scales[p][part], sum);
-      if (kForm.minima) sum = fmadd(set1(x.offsets[part]), g.minima[p][part], sum);
+      I16 products[PANELS];
+      dot<kForm.codes, kCount>(g.factors, part * kCount, x.codes + part * kForm.group, x.starts[part], products);
+      OCTAVO_UNROLL
+      for (int p = 0; p < PANELS; p++) {
+        F16 sum = fmadd(to_float(products[p]) * set1(x.scale), g.scales[p][part], load(sums[p]));
+        if (kForm.minima) sum = fmadd(set1(x.offsets[part]), g.minima[p][part], sum);
+        store(sums[p], sum);
+      }
     }
-    return sum;
   }
 };
 
@@ -116,10 +120,8 @@ static void multiply_panels(const char* w, int64_t in, const InputGroup* x, int6
   const int64_t lines = next == nullptr ? 0 : ceil_div(PANELS * at.size, 64 * (in / kGroup));
   for (int64_t k = 0; k < in; k += kGroup) {
     for (int64_t line = 0; line < lines; line++, next += 64) __builtin_prefetch(next, 0, 2);
-    const Weights weights = Weights::load(w, at, in, k);
-    for (int64_t r = 0; r < rows; r++, x++)
-      OCTAVO_UNROLL
-      for (int p = 0; p < PANELS; p++) store(sums[r][p], Weights::add_products(load(sums[r][p]), weights, p, *x));
+    const Weights weights = Weights::unpack(w, at, in, k);
+    for (int64_t r = 0; r < rows; r++, x++) Weights::multiply(weights, *x, sums[r]);
   }
   for (int64_t r = 0; r < rows; r++)
     for (int p = 0; p < PANELS; p++) store_sums(load(sums[r][p]), o, r, p * kPanel);
