@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-from common import THREADS, Limits, interleaved, median_seconds, ratio, show
+from common import THREADS, Limits, interleaved, ratio, show
 
 from octavo.bench.attention import AttentionCase
+from octavo.kernels.dequantize import FORMATS
 from octavo.kernels.native import NativeBackend
 from octavo.kernels.ops import Size, TensorSource
 from octavo.planner.known_models import KNOWN_MODELS
@@ -19,30 +20,55 @@ SPEC = KNOWN_MODELS["smollm2-135m"].spec
 HEADS, KV_HEADS, HEAD_DIM = SPEC.num_heads, SPEC.num_kv_heads, SPEC.head_dim
 
 
-def bench_linear(backend: NativeBackend, limits: Limits) -> None:
-    """One product of every weight of SmolLM2-135M, bf16: read bandwidth bounds few rows, arithmetic many."""
-    chance = np.random.default_rng(0)
-    weights = []
-    for name, shape in SHAPES.items():
-        for _ in range(1 if name == "head" else LAYERS):
-            values = chance.normal(size=shape).astype(np.float32)
-            weights.append(backend.pack([TensorSource(name, shape, "F32", values.reshape(-1).view(np.uint8))], "bfloat16"))
-    num_bytes = sum(w.nbytes for w in weights)
-    num_weights = sum(w.out_features * w.in_features for w in weights)
-    rows = []
-    for count in (1, 8, 64, 256):
-        sizes = np.full(len(Size), count, np.int32)
-        program = backend.program(sizes)
-        inputs = {size: backend.empty((count, size), "bfloat16") for size in (576, 1536)}
+def random_matrix(format: str, shape: tuple[int, int], chance: np.random.Generator) -> TensorSource:
+    """Normal float32 numbers, or random codes with float16 scales (and minima) of 2^-7."""
+    if format == "F32":
+        return TensorSource("w", shape, format, chance.normal(size=shape).astype(np.float32).reshape(-1).view(np.uint8))
+    block, num_bytes = FORMATS[format]
+    data = chance.integers(0, 256, (shape[0] * shape[1] // block, num_bytes), dtype=np.uint8)
+    data[:, 0 : {"Q8_0": 2, "Q4_1": 4}[format]] = np.tile(np.array([2.0**-7], np.float16).view(np.uint8), {"Q8_0": 1, "Q4_1": 2}[format])
+    return TensorSource("w", shape, format, data.reshape(-1))
+
+
+class Products:
+    """One product of every weight of SmolLM2-135M, recorded for some rows."""
+
+    def __init__(self, backend: NativeBackend, format: str, packing: str) -> None:
+        chance = np.random.default_rng(0)
+        self._backend = backend
+        shapes = [shape for name, shape in SHAPES.items() for _ in range(1 if name == "head" else LAYERS)]
+        self._weights = [backend.pack([random_matrix(format, shape, chance)], packing) for shape in shapes]
+        self.num_bytes = sum(w.nbytes for w in self._weights)
+        self.num_weights = sum(w.out_features * w.in_features for w in self._weights)
+
+    def record(self, rows: int) -> Callable[[], None]:
+        chance, backend = np.random.default_rng(1), self._backend
+        program = backend.program(np.full(len(Size), rows, np.int32))
+        inputs = {size: backend.empty((rows, size), self._weights[0].input_dtype) for size in (576, 1536)}
         for x in inputs.values():
             x[:] = chance.normal(size=x.shape)
-        for weight in weights:
-            program.linear(inputs[weight.in_features], weight, backend.empty((count, weight.out_features), "float32"))
-        seconds, limit = median_seconds(program.run), limits.measure()
-        bandwidth, flops = num_bytes / seconds / 1e9, 2 * count * num_weights / seconds / 1e9
-        rows.append([count, f"{1e3 * seconds:.2f}", f"{bandwidth:.1f}", ratio(bandwidth, limit.get("read_gbs")), f"{flops:.0f}",
-                     ratio(flops, limit.get("bf16_gflops"))])  # fmt: skip
-    show("linear: every weight of SmolLM2-135M once, bf16", ["rows", "ms", "GB/s", "of read", "GFLOP/s", "of bf16 peak"], rows)
+        for weight in self._weights:
+            program.linear(inputs[weight.in_features], weight, backend.empty((rows, weight.out_features), "float32"))
+        return program.run
+
+
+def bench_linear(backend: NativeBackend, limits: Limits) -> None:
+    """Read bandwidth bounds few rows, arithmetic many; quantised products are measured against the peak of int8."""
+    kinds = {
+        "bf16": ("F32", "bfloat16", "bf16_gflops"),
+        "Q8_0": ("Q8_0", "quantised", "int8_gops"),
+        "Q4_1": ("Q4_1", "quantised", "int8_gops"),
+    }
+    products = {name: Products(backend, format, packing) for name, (format, packing, _) in kinds.items()}
+    rows = []
+    for count in (1, 8, 64, 256):
+        times, limit = interleaved([p.record(count) for p in products.values()]), limits.measure()
+        for (name, p), seconds in zip(products.items(), times, strict=True):
+            bandwidth, rate = p.num_bytes / seconds / 1e9, 2 * count * p.num_weights / seconds / 1e9
+            rows.append([count, name, f"{1e3 * seconds:.2f}", f"{bandwidth:.1f}", ratio(bandwidth, limit.get("read_gbs")), f"{rate:.0f}",
+                         ratio(rate, limit.get(kinds[name][2]))])  # fmt: skip
+    columns = ["rows", "weights", "ms", "GB/s", "of read", "G(FL)OP/s", "of peak"]
+    show("linear: every weight of SmolLM2-135M once", columns, rows)
 
 
 def attention(

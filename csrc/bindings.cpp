@@ -12,6 +12,7 @@
 
 #define OCTAVO_ISA portable
 #include "dequantize.h"
+#include "packed.h"
 #undef OCTAVO_ISA
 #include "isa.h"
 #include "kernels.h"
@@ -51,9 +52,9 @@ void read_layer(const KVLayout& kv, int32_t layer, Address keys, Address values)
 
 void bind_structs(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix")
-      .def("__init__", [](PackedMatrix* self, Address data, Address bias, int64_t out_features, int64_t in_features, bool bf16) {
-        new (self) PackedMatrix{at<void>(data), at<float>(bias), out_features, in_features, dtype_of(bf16)};
-      }, "data"_a, "bias"_a, "out_features"_a, "in_features"_a, "bf16"_a);
+      .def("__init__", [](PackedMatrix* self, Address data, Address bias, int64_t out_features, int64_t in_features, int32_t format) {
+        new (self) PackedMatrix{at<void>(data), at<float>(bias), out_features, in_features, format};
+      }, "data"_a, "bias"_a, "out_features"_a, "in_features"_a, "format"_a);
   nb::class_<KVLayout>(m, "KVLayout")
       .def("__init__", [](KVLayout* self, Address base, int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads,
                           int32_t head_dim, const std::string& dtype) {
@@ -122,12 +123,20 @@ void bind_pool(nb::module_& m) {
       .def("fork_join_seconds", fork_join_seconds, "repeats"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
-void pack(const Kernels& kernels, Pool& pool, const std::vector<PackSource>& sources, Address out, int64_t in_features, bool bf16) {
+void pack(const Kernels& kernels, Pool& pool, const std::vector<PackSource>& sources, Address out, int64_t in_features, int32_t format) {
   nb::gil_scoped_release released;
-  PackArgs args{sources.data(), static_cast<int64_t>(sources.size()), at<void>(out), in_features, dtype_of(bf16)};
+  PackArgs args{sources.data(), static_cast<int64_t>(sources.size()), at<void>(out), in_features, format};
   pool.begin_step();
   kernels.pack(args, pool);
   pool.end_step();
+}
+
+bool quantize(const Kernels& kernels, Pool& pool, const PackSource& source, int64_t columns, bool to_8_bits, Address out) {
+  nb::gil_scoped_release released;
+  pool.begin_step();
+  bool finite = kernels.quantize({source, columns, to_8_bits ? QuantizedTo::q8_0 : QuantizedTo::q4_1, at<uint8_t>(out)}, pool);
+  pool.end_step();
+  return finite;
 }
 
 void dequantize(const Kernels& kernels, const PackSource& source, Address out, int64_t size) { kernels.dequantize(source, at<float>(out), size); }
@@ -144,7 +153,9 @@ void bind_kernels(nb::module_& m) {
   m.def("select_kernels", select_kernels, "name"_a, nb::rv_policy::reference);
   m.def("formats", formats);
   m.def("sample_row_bytes", [] { return sizeof(SampleRow); });
-  m.def("pack", pack, "kernels"_a, "pool"_a, "sources"_a, "out"_a, "in_features"_a, "bf16"_a);
+  m.def("pack", pack, "kernels"_a, "pool"_a, "sources"_a, "out"_a, "in_features"_a, "format"_a);
+  m.def("matrix_bytes", portable::matrix_bytes, "format"_a, "out_features"_a, "in_features"_a);
+  m.def("quantize", quantize, "kernels"_a, "pool"_a, "source"_a, "columns"_a, "to_8_bits"_a, "out"_a);
   m.def("dequantize", dequantize, "kernels"_a, "source"_a, "out"_a, "size"_a);
 }
 

@@ -31,7 +31,10 @@ app.command()(serve)
 register_planning(app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
-Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]
+Dtype = Annotated[str, typer.Option(help="auto (bfloat16; quantised weights stay so), float32 or bfloat16.")]
+Quantize = Annotated[
+    str | None, typer.Option(help="native keeps quantised weights; int8 and int4 quantise (kept on disk for the next start).")
+]
 KVDtype = Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")]
 KVMemory = Annotated[
@@ -103,6 +106,7 @@ def generate(
     early_stopping: Annotated[str, typer.Option(help="When a beam search ends: true, false or never.")] = "false",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
@@ -159,6 +163,7 @@ def chat(
     repetition_penalty: RepetitionPenalty = 1.1,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
@@ -198,6 +203,7 @@ def offline(
     output_len: Annotated[int, typer.Option(help="Mean output length of drawn requests.")] = 64,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
@@ -248,6 +254,7 @@ def sharing(
     fork_mode: ForkMode = "copy_on_write",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
@@ -281,6 +288,7 @@ def sharing(
 def kernels(
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     block_size: BlockSize = 16,
     threads: Threads = None,
     device: Device = "auto",
@@ -301,8 +309,8 @@ def kernels(
     from octavo.planner.profile import profile_path
 
     with _Progress(NUM_PARTS, quiet=as_json, what="measurements") as progress:
-        profile, measured = measure_profile(engine_config(model, dtype, block_size, threads, device), progress.advance)
-    path = output or profile_path(profile.model, profile.dtype)
+        profile, measured = measure_profile(engine_config(model, dtype, quantize, block_size, threads, device), progress.advance)
+    path = output or profile_path(profile.model, profile.weights)
     profile.save(path)
     print(path.read_text() if as_json else f"{describe_profile(profile, measured)}\n\nWritten to {path}")
 
@@ -310,7 +318,7 @@ def kernels(
 def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
-    names = ["dtype", "kv_dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    names = ["dtype", "quantize", "kv_dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
              "enable_prefix_caching", "fork_mode", "speculative_tokens", "threads", "device", "seed"]  # fmt: skip
     return LLM(options["model"], **{name: options[name] for name in names if name in options})
 

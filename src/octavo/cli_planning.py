@@ -25,7 +25,8 @@ ProfileFile = Annotated[
     Path | None,
     typer.Option("--profile", help="Times that octavo bench kernels measured. Default: without --gpu, those of this model, if any."),
 ]
-Dtype = Annotated[str, typer.Option(help="Of the weights: bfloat16, float32, fp8 or int8.")]
+Dtype = Annotated[str, typer.Option(help="Of the weights: auto, bfloat16, float32, or fp8 and int8 on other machines.")]
+Quantize = Annotated[str | None, typer.Option(help="native, int8 or int4, as the engine would be started with.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +39,8 @@ def plan(
     model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, well-known name, or installed model package.")],
     memory: Memory = None,
     gpu: Gpu = None,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
     kv_dtype: Annotated[
         list[str] | None,
         typer.Option(help="Of keys and values: bfloat16, float32, int8 or fp8; several to compare, the first for the engine's start."),
@@ -65,6 +67,8 @@ def plan(
 
         octavo plan llama-3.1-8b --memory 24GiB --max-model-len 8192
 
+        octavo plan llama-3.1-8b --memory 8GiB --quantize int4
+
         octavo plan llama-3.1-70b --gpu H100 --rate 5
 
         octavo plan smollm2-135m --trace azure_llm_2023_conv.csv
@@ -81,11 +85,12 @@ def plan(
         CacheConfig(block_size, kv_memory, num_blocks),
         SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
         dtype=dtype,
+        quantize=quantize,
         kv_dtypes=tuple(kv_dtype or ("bfloat16", "int8")),
         lengths=lengths,
         tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
     )
-    load = load_for(planned, found, lengths, rate, _device(gpu, profile, model, dtype)) if rate is not None else None
+    load = load_for(planned, found, lengths, rate, _device(gpu, profile, model, quantize or dtype)) if rate is not None else None
     if as_json:
         print(json.dumps(found.as_dict() | {"load": load and load.as_dict()}, indent=1))
     else:
@@ -213,7 +218,8 @@ def find_model(name: str) -> PlannedModel:
     from octavo.models.weights import open_checkpoint
 
     try:
-        return PlannedModel(name, open_checkpoint(locate(name)).spec)
+        checkpoint = open_checkpoint(locate(name))
+        return PlannedModel(name, checkpoint.spec, formats=checkpoint.formats())
     except ModelLoadError as error:
         raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
 
@@ -244,14 +250,14 @@ def _drawn(name: str, count: int, rate: float | None, max_model_len: int, seed: 
     return (workload if rate is None else workload.at_rate(rate)).requests(count, seed)
 
 
-def _device(gpu: str | None, profile: Path | None, model: str, dtype: str = "bfloat16") -> Device | Profile | None:
+def _device(gpu: str | None, profile: Path | None, model: str, weights: str = "auto") -> Device | Profile | None:
     """What tells the time of a step: a device that was named, else a profile; None where there is neither."""
     from octavo.planner.latency_model import named_device
     from octavo.planner.profile import find_profile, read_profile
 
     if gpu is not None and profile is None:
         return named_device(gpu)
-    found = profile or find_profile(model, dtype)
+    found = profile or find_profile(model, weights)
     return None if found is None else read_profile(found)
 
 

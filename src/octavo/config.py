@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 LEGAL_BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
+QUANTIZE = ("native", "int8", "int4")
 DEVICES = ("auto", "cpu", "reference")
 MAX_SPECULATIVE_TOKENS = 64
 MAX_NGRAM = 64
@@ -50,10 +51,16 @@ class ModelConfig:
     model: str = "smollm2-135m"
     """A directory with config.json and safetensors, a .gguf file, a hub id, or the short name of an installed model package."""
     dtype: str = "auto"
-    """Type of weights and inputs of products: auto (bfloat16), float32 or bfloat16."""
+    """Type of weights that are not quantised, inputs of their products: auto (bfloat16), float32 or bfloat16. With auto,
+    quantised weights are kept as they are; an explicit dtype without ``quantize`` dequantises them."""
+    quantize: str | None = None
+    """native keeps a file's quantised weights as they are. int8 brings every matrix to Q8_0; int4 those of the layers to Q4_1, and embedding
+    and head to Q8_0, but leaves matrices alone that have 4 bits already. Norms and biases are never quantised."""
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        legal = self.quantize is None or self.quantize in QUANTIZE
+        _require(legal, f"quantize {self.quantize!r} is not known; choose one of {', '.join(QUANTIZE)}, or None")
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,25 @@ def test_smollm2_hardly_notices_int8_keys_and_values() -> None:
 
 @pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
 @has_smollm2
+def test_smollm2_as_quantised_is_near_its_float32() -> None:
+    """Log-probabilities of a text, with weights as they are in the file (Q4_1), inputs of products rounded to int8, KV to bfloat16."""
+    found = []
+    for dtype in ("auto", "float32"):
+        with LLM("smollm2-135m", dtype=dtype, num_blocks=64, threads=2) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+            outputs = llm.generate(SENTENCES, params)
+            prompts = [zip(o.prompt_token_ids[1:], o.prompt_logprobs[1:], strict=True) for o in outputs if o.prompt_logprobs is not None]
+            found.append([at[token].logprob for prompt in prompts for token, at in prompt if at is not None])
+    ours, exact = map(np.array, found)
+    assert len(ours) > 60 and abs(np.mean(ours - exact)) < 0.05 and np.mean(np.abs(ours - exact)) < 0.2, (
+        np.mean(ours - exact),
+        np.mean(np.abs(ours - exact)),
+        len(ours),
+    )
+
+
+@pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
+@has_smollm2
 def test_smollm2_is_transformers_token_by_token() -> None:
     """64 prompts of mixed lengths x 64 tokens, together in one engine."""
     from octavo.models.locate import locate

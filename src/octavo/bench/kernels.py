@@ -21,10 +21,12 @@ NUM_PARTS = len(CALIBRATION) * STEP_REPEATS + REPEATS + 1
 """Times that ``progress`` is called."""
 
 
-def engine_config(model: str, dtype: str = "auto", block_size: int = 16, threads: int | None = None, device: str = "auto") -> EngineConfig:
+def engine_config(
+    model: str, dtype: str = "auto", quantize: str | None = None, block_size: int = 16, threads: int | None = None, device: str = "auto"
+) -> EngineConfig:
     """Settings of an engine to measure."""
     return EngineConfig(
-        ModelConfig(model, dtype),
+        ModelConfig(model, dtype, quantize),
         CacheConfig(block_size, num_blocks=POOL_TOKENS // block_size),
         SchedulerConfig(MAX_NUM_SEQS, BUDGET, LONGEST),
         DeviceConfig(device, threads),
@@ -37,10 +39,10 @@ def measure_profile(config: EngineConfig, progress: Callable[[], None] = lambda:
     meter, vocab_size = StepMeter(built.engine.core), built.spec.vocab_size
     warm_up(meter, vocab_size)
     measured = calibrate(meter, vocab_size, STEP_REPEATS, progress)
-    attention = measure_block_sizes(built.backend, built.spec, built.dtype, progress)
+    attention = measure_block_sizes(built.backend, built.spec, built.cache.kv_dtype, progress)
     return Profile(
         model=config.model.model,
-        dtype=built.dtype,
+        weights=config.model.quantize or config.model.dtype,
         machine=f"{processor()}, {built.backend.name}",
         block_size=config.cache.block_size,
         latency=fit_all(measured),
@@ -74,7 +76,7 @@ def describe_profile(profile: Profile, measured: Sequence[Steps]) -> str:
         for size, t in profile.attention.items()
     ]  # fmt: skip
     return "\n\n".join([
-        f"{profile.model}, {profile.dtype}, on {profile.machine}; blocks of {profile.block_size}",
+        f"{profile.model}, weights {profile.weights}, on {profile.machine}; blocks of {profile.block_size}",
         "Seconds of a step, fitted (microseconds each): " + ", ".join(f"{name} {value}" for name, value in micro.items()),
         "Errors of the fit, and of each workload predicted from the others:\n" + _error_table(profile, measured),
         "Paged attention in one layer, nanoseconds:\n"

@@ -118,15 +118,19 @@ class CachePlan:
         )
 
 
-def plan_cache(spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: SchedulerConfig, available: int) -> CachePlan:
+def plan_cache(
+    spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: SchedulerConfig, available: int, weight_bytes: int | None = None
+) -> CachePlan:
     """Blocks and longest request for these settings, with ``available`` bytes for weights and KV cache.
+
+    ``weight_bytes``: of the packed matrices; default: all of them in ``dtype``.
 
     The pool takes ``num_blocks``, or ``kv_memory``, or by default the smaller of a quarter of what is available and
     what ``max_num_seqs`` requests of ``max_model_len`` use. Raises MemoryConfigError, with the numbers and the fix.
     """
     kv_dtype = cache.dtype_for(dtype)
     block_bytes = spec.kv_bytes_per_token(kv_dtype) * cache.block_size
-    weights = spec.weight_bytes(dtype)
+    weights = spec.weight_bytes(dtype) if weight_bytes is None else weight_bytes
     wanted = min(scheduler.max_model_len or spec.max_position, spec.max_position)
     if scheduler.max_model_len is not None and scheduler.max_model_len > spec.max_position:
         raise MemoryConfigError(
@@ -167,7 +171,7 @@ def _check_fits(num_blocks: int, block_bytes: int, weights: int, available: int)
     fix = (
         f"lower kv_memory to {left * block_bytes} bytes or num_blocks to {left}"
         if left >= 2
-        else "choose a smaller model or dtype, or a larger machine"
+        else "choose a smaller model, a smaller dtype or quantize='int4', or a larger machine"
     )
     raise MemoryConfigError(
         f"weights of {format_bytes(weights)} and a KV cache of {format_bytes(num_blocks * block_bytes)} need "

@@ -21,7 +21,7 @@ from octavo.kernels.ops import (
     Size,
     StepColumns,
 )
-from octavo.kernels.shapes import BFLOAT16, FLOAT32, INT8, INT32, UINT32, ShapeChecker, address, stride
+from octavo.kernels.shapes import BFLOAT16, DTYPES, FLOAT32, INT8, INT32, UINT32, ShapeChecker, address, stride
 
 _VECTOR = 16
 
@@ -94,18 +94,22 @@ class NativeProgram:
 
     def embed(self, token_ids: Int32, table: LinearWeight, out: Array) -> None:
         weight = own_weight(table)
+        [part] = weight.parts
         check = ShapeChecker("embed", in_features=weight.in_features)
         check("out", out, ("max_rows", "in_features"), FLOAT32)
         check("token_ids", token_ids, ("max_rows",), INT32)
-        self._program.embed(address(token_ids), weight.matrix, address(out), stride(out), self._count(Size.ROWS))
+        self._program.embed(address(token_ids), part.matrix, address(out), stride(out), self._count(Size.ROWS))
         self._keep(token_ids, weight, out)
 
     def linear(self, x: Array, weight: LinearWeight, out: Array, count: Size = Size.ROWS) -> None:
         w = own_weight(weight)
         check = ShapeChecker("linear", in_features=w.in_features, out_features=w.out_features)
-        check("x", x, ("max_rows", "in_features"), w.dtype)
+        check("x", x, ("max_rows", "in_features"), DTYPES[w.input_dtype])
         check("out", out, ("max_rows", "out_features"), FLOAT32)
-        self._program.linear(address(x), stride(x), w.matrix, address(out), stride(out), self._count(count))
+        column = 0
+        for part in w.parts:
+            self._program.linear(address(x), stride(x), part.matrix, address(out[:, column:]), stride(out), self._count(count))
+            column += part.out_features
         self._keep(x, w, out)
 
     def rms_norm(self, x: Array, weight: Array, out: Array, eps: float, count: Size = Size.ROWS) -> None:

@@ -14,19 +14,31 @@ from octavo.kernels.shapes import DTYPES, FLOAT32, address
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NativeWeight:
-    """A matrix in the packed layout of csrc/packed.h."""
+class NativeMatrix:
+    """One packed matrix."""
 
     matrix: _native.PackedMatrix
-    dtype: np.dtype[np.generic]
+    format: str
     out_features: int
-    in_features: int
     data: Bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeWeight:
+    """Matrices in the packed layout of csrc/packed.h, one below the other; each of its own element format."""
+
+    parts: tuple[NativeMatrix, ...]
+    in_features: int
+    input_dtype: str
     bias: Array | None
 
     @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
+    @property
     def nbytes(self) -> int:
-        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return sum(part.data.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
 
 class NativeKVCache:

@@ -71,6 +71,9 @@ class LinearWeight(Protocol):
     def in_features(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def input_dtype(self) -> str:
+        """What ``linear`` takes as x: "bfloat16" where the matrix is, else "float32"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +242,14 @@ class Program(Protocol):
     def linear(self, x: Array, weight: LinearWeight, out: Array, count: Size = Size.ROWS) -> None:
         """``out[r] = x[r] @ weight.T + bias``.
 
-        x: [max, in_features] in the weight's dtype (bfloat16 or float32); out: [max, out_features] float32.
+        x: [max, in_features] of ``weight.input_dtype``; out: [max, out_features] float32.
         One accumulator per output, k ascending, no split over k; the bias is added last.
+
+        A quantised weight is ``scale[o, g] * code[o, k] + minimum[o, g]``, with integer codes and groups g of 16 or 32 along k. It meets
+        x rounded to integers by groups of 32: with ``amax`` the greatest magnitude of a group, ``s = amax / 127`` and
+        ``q[k] = rint(x[k] * (127 / amax))``, ties to even; below ``amax = 2**-100`` both are 0. Over g ascending, in float32,
+        ``out[o] += s * (scale[o, g] * sum(q * code[o]) + minimum[o, g] * sum(q))``, the sums over integers being exact.
+        A group that holds NaN or an infinity makes all outputs of its row NaN.
         """
 
     def rms_norm(self, x: Array, weight: Array, out: Array, eps: float, count: Size = Size.ROWS) -> None:
@@ -309,8 +318,18 @@ class Backend(Protocol):
     def name(self) -> str:
         """What ``octavo doctor`` calls it, with the instruction set in use."""
 
-    def pack(self, sources: Sequence[TensorSource], dtype: str, biases: Sequence[TensorSource] = ()) -> LinearWeight:
-        """Stack matrices of equal in_features into one weight of this dtype; biases are all given or none."""
+    def pack(self, sources: Sequence[TensorSource], format: str, biases: Sequence[TensorSource] = ()) -> LinearWeight:
+        """Stack matrices of equal in_features into one weight; biases are all given or none.
+
+        format: "bfloat16" or "float32" rounds all to it. "quantised" keeps the codes, scales and minima of quantised sources as they are;
+        sources of floats become float32 beside quantised ones, and bfloat16 where all are floats.
+        """
+
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        """A matrix in blocks of "Q8_0" or "Q4_1", as ``quantize.py`` defines them, rows in logical order.
+
+        Raises ``ValueError`` where in_features is not a multiple of 32, ``ModelLoadError`` where a weight is not finite.
+        """
 
     def vector(self, source: TensorSource) -> Array:
         """A vector in the dtype of activations."""

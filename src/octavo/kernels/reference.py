@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.dequantize import dequantize
+from octavo.errors import ModelLoadError
+from octavo.kernels.dequantize import dequantize, is_quantised, num_bytes, packed_formats, split
 from octavo.kernels.ops import (
     Array,
     AttentionBatch,
@@ -30,26 +31,86 @@ from octavo.kernels.ops import (
     StepColumns,
     TensorSource,
 )
+from octavo.kernels.quantize import check_quantisable, quantize
 from octavo.kernels.reference_sampling import sample
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReferenceWeight:
-    """A matrix [out_features, in_features] and its bias, rounded to ``dtype`` and kept in the dtype of the arithmetic."""
+class FloatMatrix:
+    """A matrix [out_features, in_features], rounded to its dtype and kept in the dtype of the arithmetic."""
 
     matrix: Array
-    bias: Array | None
-    nbytes: int
+    input_dtype: str
 
     @property
     def out_features(self) -> int:
         return int(self.matrix.shape[0])
 
+    def multiply(self, row: Array) -> Array:
+        """``matrix @ row``. row: [in_features]."""
+        return np.asarray(np.dot(self.matrix, row.astype(self.matrix.dtype)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedMatrix:
+    """A matrix of integers with scales: ``scales * codes + minima`` by groups along a row."""
+
+    codes: Array
+    """[out_features, groups, group] int32"""
+    scales: Array
+    """[out_features, groups]"""
+    minima: Array | None
+    input_dtype = "float32"
+
+    @property
+    def out_features(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def matrix(self) -> Array:
+        weights = self.scales[..., None] * self.codes.astype(self.scales.dtype)
+        return np.asarray(weights if self.minima is None else weights + self.minima[..., None]).reshape(len(weights), -1)
+
+    def multiply(self, row: Array) -> Array:
+        """``matrix @ row``, with the row rounded to integers as ``ops.Program.linear`` says. row: [in_features]."""
+        codes, scales = quantise_row(row)
+        codes, scales = codes.reshape(self.codes.shape[1:]), scales.repeat(GROUP // self.codes.shape[2])
+        products = np.einsum("ogk,gk->og", self.codes, codes).astype(row.dtype)
+        sums = codes.sum(-1).astype(row.dtype)
+        out = np.zeros(self.out_features, row.dtype)
+        for g in range(len(scales)):
+            out += products[:, g] * scales[g] * self.scales[:, g]
+            if self.minima is not None:
+                out += sums[g] * scales[g] * self.minima[:, g]
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceWeight:
+    """Matrices one below the other, and their bias."""
+
+    parts: tuple[FloatMatrix | QuantisedMatrix, ...]
+    bias: Array | None
+    nbytes: int
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
     @property
     def in_features(self) -> int:
-        return int(self.matrix.shape[1])
+        return int(self.parts[0].matrix.shape[1])
+
+    @property
+    def input_dtype(self) -> str:
+        return self.parts[0].input_dtype
+
+    @property
+    def matrix(self) -> Array:
+        """[out_features, in_features], dequantised."""
+        return np.concatenate([part.matrix for part in self.parts])
 
 
 class ReferenceKVCache:
@@ -99,13 +160,24 @@ def round_to_int8(x: Array) -> Array:
 
 def linear(x: Array, weight: ReferenceWeight) -> Array:
     """``x @ weight.T + bias``, one row at a time. x: [rows, in_features]; returns [rows, out_features]."""
-    dtype = weight.matrix.dtype
-    out: Array = np.empty((len(x), weight.out_features), dtype)
-    for row, result in zip(x.astype(dtype), out, strict=True):
-        np.dot(weight.matrix, row, out=result)
-    if weight.bias is not None:
-        out += weight.bias
-    return out
+    rows = [np.concatenate([part.multiply(row) for part in weight.parts]) for row in x]
+    out = np.array(rows).reshape(len(x), weight.out_features)
+    return out if weight.bias is None else out + weight.bias
+
+
+GROUP = 32
+"""Inputs of a quantised product that share a scale."""
+
+
+def quantise_row(row: Array) -> tuple[Array, Array]:
+    """A row [in_features] as integers of magnitude up to 127, int32, and the scale of each group of 32 of them."""
+    groups = row.reshape(-1, GROUP)
+    greatest = np.abs(groups).max(-1)
+    counts = np.isfinite(greatest) & (greatest >= 2.0**-100)
+    greatest = np.where(counts, greatest, 1).astype(row.dtype)
+    scales = np.where(counts, greatest / row.dtype.type(127), np.where(np.isfinite(groups).all(-1), 0, np.nan)).astype(row.dtype)
+    codes = np.rint(np.where(counts[:, None], groups, 0) * (row.dtype.type(127) / greatest)[:, None])
+    return codes.astype(np.int32).reshape(-1), scales
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -336,13 +408,34 @@ class ReferenceBackend:
         self.name = "reference (NumPy)"
         self._real = DTYPES[precision]
 
-    def pack(self, sources: Sequence[TensorSource], dtype: str, biases: Sequence[TensorSource] = ()) -> ReferenceWeight:
-        matrix = np.concatenate([self._rounded(source, dtype) for source in sources])
+    def pack(self, sources: Sequence[TensorSource], format: str, biases: Sequence[TensorSource] = ()) -> ReferenceWeight:
+        formats = packed_formats([source.format for source in sources], format)
+        parts = tuple(self._part(source, packed) for source, packed in zip(sources, formats, strict=True))
         bias = np.concatenate([self.vector(source) for source in biases]) if biases else None
-        return ReferenceWeight(matrix, bias, matrix.size * np.dtype(DTYPES[dtype]).itemsize)
+        nbytes = sum(num_bytes(packed, int(np.prod(source.shape))) for source, packed in zip(sources, formats, strict=True))
+        return ReferenceWeight(parts, bias, nbytes)
 
-    def _rounded(self, source: TensorSource, dtype: str) -> Array:
-        return _load(source).astype(DTYPES[dtype]).astype(self._real)
+    def _part(self, source: TensorSource, format: str) -> FloatMatrix | QuantisedMatrix:
+        if is_quantised(format):
+            return self._quantised(source)
+        dtype = {"F32": "float32", "BF16": "bfloat16"}[format]
+        return FloatMatrix(_load(source).astype(DTYPES[dtype]).astype(self._real), dtype)
+
+    def _quantised(self, source: TensorSource) -> QuantisedMatrix:
+        found = split(source.format, source.data, int(np.prod(source.shape)))
+        order = slice(None) if source.row_order is None else source.row_order
+        rows = source.shape[0]
+        codes = found.codes.reshape(rows, -1, found.codes.shape[1])[order].astype(np.int32)
+        scales, minima = (None if x is None else x.reshape(rows, -1)[order].astype(self._real) for x in (found.scales, found.minima))
+        assert scales is not None
+        return QuantisedMatrix(codes, scales, minima)
+
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        check_quantisable(format, source.shape[1])
+        try:
+            return TensorSource(source.name, source.shape, format, quantize(format, _load(source)))
+        except ValueError as error:
+            raise ModelLoadError(f"{source.name} cannot be quantised: {error}") from error
 
     def vector(self, source: TensorSource) -> Array:
         return _load(source).astype(self._real)

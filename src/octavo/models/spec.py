@@ -97,6 +97,22 @@ class DecoderSpec:
         per_head = self.head_dim + INT8_SCALE_BYTES if dtype == "int8" else self.head_dim * DTYPE_BYTES[dtype]
         return 2 * self.num_layers * self.num_kv_heads * per_head
 
+    def layer_matrices(self) -> dict[str, tuple[int, int]]:
+        """Name of each matrix of a layer -> (out_features, in_features)."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, ffn = self.hidden_size, self.ffn_size
+        return {
+            "q": (query, hidden), "k": (key, hidden), "v": (key, hidden), "o": (hidden, query),
+            "gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn),
+        }  # fmt: skip
+
+    def matrix_shapes(self) -> dict[str, tuple[int, int]]:
+        """Canonical name of each matrix of the model (``models.weights``) -> (out_features, in_features)."""
+        table = (self.vocab_size, self.hidden_size)
+        tables = {"embed": table} if self.tied_head else {"embed": table, "head": table}
+        layer = self.layer_matrices()
+        return tables | {f"layers.{i}.{name}": shape for i in range(self.num_layers) for name, shape in layer.items()}
+
     @property
     def num_layer_weights(self) -> int:
         """Elements of the matrices of all layers, without norms and biases."""

@@ -66,7 +66,7 @@ def _budget(plan: MemoryPlan) -> str:
     devices = f" on each of {plan.tensor_parallel} devices" if plan.tensor_parallel > 1 else ""
     left = format_bytes(plan.kv_memory) if plan.kv_memory > 0 else f"nothing ({format_bytes(-plan.kv_memory)} too little)"
     return (
-        f"{plan.model}, {plan.dtype}, {format_bytes(plan.memory)}{devices} (95 % planned with)\n"
+        f"{plan.model}, weights {plan.formats}, {format_bytes(plan.memory)}{devices} (95 % planned with)\n"
         f"  weights {format_bytes(plan.weights)} + workspace {format_bytes(plan.workspace)}; left for keys and values: {left}"
     )
 

@@ -27,7 +27,8 @@ class Profile:
     """Times of one model on one machine."""
 
     model: str
-    dtype: str
+    weights: str
+    """How ``config.ModelConfig`` had them: its ``quantize``, or else its ``dtype``."""
     machine: str
     """Processor, threads and kernels."""
     block_size: int
@@ -57,15 +58,15 @@ class Profile:
         path.write_text(json.dumps(asdict(self) | {"attention": {size: t._asdict() for size, t in self.attention.items()}}, indent=1))
 
 
-def profile_path(model: str, dtype: str = "bfloat16") -> Path:
+def profile_path(model: str, weights: str = "auto") -> Path:
     """Where the profile of a model is kept: a file named after it under ``~/.cache/octavo/profiles`` (or ``$XDG_CACHE_HOME``)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "octavo" / "profiles" / f"{Path(model).name.lower()}-{dtype}.json"
+    return cache / "octavo" / "profiles" / f"{Path(model).name.lower()}-{weights}.json"
 
 
-def find_profile(model: str, dtype: str = "bfloat16") -> Path | None:
+def find_profile(model: str, weights: str = "auto") -> Path | None:
     """The file of a model's profile, if it was measured here."""
-    path = profile_path(model, dtype)
+    path = profile_path(model, weights)
     return path if path.is_file() else None
 
 

@@ -32,7 +32,10 @@ def serve(
     speculative_tokens: Annotated[
         int, typer.Option(help="Most guesses at a request's next tokens that a step checks: faster where text repeats. 0 is off; try 8.")
     ] = 0,
-    dtype: Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto (bfloat16; quantised weights stay so), float32 or bfloat16.")] = "auto",
+    quantize: Annotated[
+        str | None, typer.Option(help="native keeps quantised weights; int8 and int4 quantise (kept on disk for the next start).")
+    ] = None,
     kv_dtype: Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")] = "auto",
@@ -71,7 +74,7 @@ def serve(
         served_model_names=tuple(served_model_name or ()), cors_origins=tuple(cors_origin or ()), **{name: options[name] for name in names}
     )
     engine = EngineConfig(
-        model=ModelConfig(model, dtype),
+        model=ModelConfig(model, dtype, quantize),
         cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching, kv_dtype),
         scheduler=SchedulerConfig(
             max_num_seqs,
