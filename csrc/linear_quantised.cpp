@@ -117,7 +117,7 @@ static void multiply_panels(const char* w, int64_t in, const InputGroup* x, int6
   const Sections at = sections(kForm, in);
   alignas(64) float sums[kGroupRows][PANELS][kPanel];
   std::memset(sums, 0, sizeof(float) * rows * PANELS * kPanel);
-  const int64_t lines = next == nullptr ? 0 : ceil_div(PANELS * at.size, 64 * (in / kGroup));
+  const int64_t lines = ceil_div(PANELS * at.size, 64 * (in / kGroup));
   for (int64_t k = 0; k < in; k += kGroup) {
     for (int64_t line = 0; line < lines; line++, next += 64) __builtin_prefetch(next, 0, 2);
     const Weights weights = Weights::unpack(w, at, in, k);
