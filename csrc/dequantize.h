@@ -21,10 +21,6 @@ struct Form {
   bool super;    // scales are float16 x int8, the float16 for 256 weights (minima likewise, negated); else float16, one for 32
 };
 
-inline constexpr bool operator==(const Form& a, const Form& b) {
-  return a.codes == b.codes && a.group == b.group && a.minima == b.minima && a.super == b.super;
-}
-
 struct FormatInfo {
   const char* name;
   int block_size;   // weights per block

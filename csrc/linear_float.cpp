@@ -134,7 +134,7 @@ static void multiply_panels(const PackedMatrix& m, const Rows<P>& rows, const ch
   constexpr int64_t line = P::kStep * kPanel * sizeof *w;
   const int64_t size = panel_bytes(m.format, m.in_features) / static_cast<int64_t>(sizeof *w);
   const int64_t num_tiles = rows.count <= kMaxRows ? 1 : ceil_div(rows.count, kRows), tile = ceil_div(rows.count, num_tiles);
-  Ahead ahead{next, next == nullptr ? 0 : ceil_div(line, num_tiles)};
+  Ahead ahead{next, ceil_div(line, num_tiles)};
   for (int64_t r = 0; r < rows.count; r += tile, o.out += tile * o.stride) {
     Rows<P> some{rows.x + r * rows.stride, rows.stride, least(tile, rows.count - r)};
     multiply_rows<P, PANELS, kMaxRows>(some, w, size, m.in_features, ahead, o);

@@ -12,8 +12,6 @@
 #include "packed.h"
 #include "rows.h"
 
-#include <utility>
-
 namespace octavo::OCTAVO_ISA {
 namespace {
 
@@ -23,7 +21,7 @@ constexpr int kPanels = 2;  // 16 vectors of codes, 2 of sums, scales, minima an
 constexpr int kPanels = 1;
 #endif
 
-// 32 inputs of one row. Where weights come in groups of 16 there are two sums.
+// 32 inputs of one row. Where weights come in groups of 16, two sums.
 struct InputGroup {
   int8_t codes[kGroup];
   float scale;
@@ -117,7 +115,7 @@ static void multiply_panels(const char* w, int64_t in, const InputGroup* x, int6
   const Sections at = sections(kForm, in);
   alignas(64) float sums[kGroupRows][PANELS][kPanel];
   std::memset(sums, 0, sizeof(float) * rows * PANELS * kPanel);
-  const int64_t lines = next == nullptr ? 0 : ceil_div(PANELS * at.size, 64 * (in / kGroup));
+  const int64_t lines = ceil_div(PANELS * at.size, 64 * (in / kGroup));
   for (int64_t k = 0; k < in; k += kGroup) {
     for (int64_t line = 0; line < lines; line++, next += 64) __builtin_prefetch(next, 0, 2);
     const Weights weights = Weights::unpack(w, at, in, k);
@@ -127,7 +125,7 @@ static void multiply_panels(const char* w, int64_t in, const InputGroup* x, int6
     for (int p = 0; p < PANELS; p++) store_sums(load(sums[r][p]), o, r, p * kPanel);
 }
 
-// All rows of x as blocks of the cut's rows, in memory of the calling thread's.
+// All rows of x as blocks of the cut's rows, in the calling thread's scratch.
 const InputGroup* quantise_rows(const LinearArgs& a, const FormatInfo& info, const Cut& cut, Pool& pool) {
   const int64_t groups = a.weight->in_features / kGroup;
   auto* out = static_cast<InputGroup*>(pool.scratch(0, cut.rows * groups * static_cast<int64_t>(sizeof(InputGroup))));
@@ -140,33 +138,27 @@ const InputGroup* quantise_rows(const LinearArgs& a, const FormatInfo& info, con
   return out;
 }
 
-template <Form kForm>
-static void multiply(const LinearArgs& a, const FormatInfo& info, Pool& pool) {
+template <int32_t kFormat>
+static void multiply(const LinearArgs& a, Pool& pool) {
+  constexpr Form form = kFormats[kFormat].form;
   const int64_t in = a.weight->in_features;
   const Cut cut = cut_product(a, 1, kPanels, pool.num_threads());
-  const InputGroup* x = quantise_rows(a, info, cut, pool);
+  const InputGroup* x = quantise_rows(a, kFormats[kFormat], cut, pool);
   for_units(pool, cut, [&](const Unit& unit, int) {
     for_panels<kPanels>(a, unit, [&]<int PANELS>(const char* w, const char* ahead, const Output& o) {
-      multiply_panels<kForm, PANELS>(w, in, x + unit.row * (in / kGroup), unit.count, ahead, o);
+      multiply_panels<form, PANELS>(w, in, x + unit.row * (in / kGroup), unit.count, ahead, o);
     });
   });
 }
 
-template <int32_t kFormat>
-static bool multiply_if(const LinearArgs& a, Pool& pool) {
-  constexpr Form form = kFormats[kFormat].form;
-  const FormatInfo& info = kFormats[a.weight->format];
-  if (!(info.form == form)) return false;
-  multiply<form>(a, info, pool);
-  return true;
-}
+constexpr void (*kProducts[])(const LinearArgs&, Pool&) = {multiply<3>, multiply<4>,  multiply<5>,  multiply<6>,  multiply<7>,  multiply<8>,
+                                                           multiply<9>, multiply<10>, multiply<11>, multiply<12>, multiply<13>, multiply<14>};
+static_assert(kFirstQuantised == 3 && kNumFormats == 15);
 
 }  // namespace
 
 void linear_quantised(const LinearArgs& a, Pool& pool) {
-  [&]<int32_t... kNumbers>(std::integer_sequence<int32_t, kNumbers...>) {
-    (multiply_if<kFirstQuantised + kNumbers>(a, pool) || ...);
-  }(std::make_integer_sequence<int32_t, kNumFormats - kFirstQuantised>());
+  kProducts[a.weight->format - kFirstQuantised](a, pool);
 }
 
 }  // namespace octavo::OCTAVO_ISA

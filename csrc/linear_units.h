@@ -70,6 +70,7 @@ OCTAVO_INLINE void for_units(Pool& pool, const Cut& cut, const Body& body) {
 }
 
 // body<n>(first panel's weights, memory to ask for meanwhile, outputs) for the panels of a unit, n = PANELS or 1 of them at a time.
+// What is asked for may lie past the matrix: there begins the one that was packed after it, and is usually multiplied after it.
 template <int PANELS, class Body>
 OCTAVO_INLINE void for_panels(const LinearArgs& a, const Unit& unit, const Body& body) {
   const PackedMatrix& m = *a.weight;
@@ -78,10 +79,9 @@ OCTAVO_INLINE void for_panels(const LinearArgs& a, const Unit& unit, const Body&
   for (int64_t panel = unit.panel; panel < unit.last_panel;) {
     const int64_t count = unit.last_panel - panel < PANELS ? 1 : PANELS, column = panel * kPanel;
     const int64_t next = panel + count < unit.last_panel ? panel + count : unit.then;
-    const char* ahead = next * kPanel < m.out_features ? weights + next * size : nullptr;
     const Output o{a.out + unit.row * a.out_stride + column, a.out_stride, m.bias ? m.bias + column : nullptr, m.out_features - column};
-    if (count == PANELS) body.template operator()<PANELS>(weights + panel * size, ahead, o);
-    else body.template operator()<1>(weights + panel * size, ahead, o);
+    if (count == PANELS) body.template operator()<PANELS>(weights + panel * size, weights + next * size, o);
+    else body.template operator()<1>(weights + panel * size, weights + next * size, o);
     panel += count;
   }
 }

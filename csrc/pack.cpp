@@ -81,20 +81,12 @@ void pack_scales(Form f, uint8_t* section, int64_t in, int64_t k, int lane, uint
   for (int g = 0; g < kSuper / f.group; g++) out[g * kPanel] = factors[g];
 }
 
-// The codes of 32 inputs, four of them at a time.
+// The codes of 32 inputs.
 void pack_codes(Form f, uint8_t* out, int lane, const uint8_t* codes) {
-  for (int step = 0; step < kSteps; step++) {
-    uint32_t four;
-    if (is_nibbles(f)) {
-      if (step == kSteps / 2) return;
-      uint32_t high;
-      std::memcpy(&four, codes + 4 * step, sizeof four);
-      std::memcpy(&high, codes + 16 + 4 * step, sizeof high);
-      four |= high << 4;
-    } else {
-      std::memcpy(&four, codes + 4 * step, sizeof four);
-    }
-    std::memcpy(out + step * 64 + lane * 4, &four, sizeof four);
+  const int half = kGroup / 2, bytes = is_nibbles(f) ? half : kGroup;
+  for (int i = 0; i < bytes; i++) {
+    const int high = is_nibbles(f) ? codes[half + i] << 4 : 0;
+    out[i / 4 * 64 + lane * 4 + i % 4] = static_cast<uint8_t>(codes[i] | high);
   }
 }
 

@@ -13,7 +13,7 @@ from octavo.planner.latency_model import LinearLatency
 from octavo.planner.profile import AttentionTime, Profile, profile_path, read_profile
 
 PROFILE = Profile(
-    "smollm2-135m", "bfloat16", "an abacus", 16, LinearLatency(per_step=0.01, per_token=1e-5, per_context=1e-6),
+    "smollm2-135m", "auto", None, "an abacus", 16, LinearLatency(per_step=0.01, per_token=1e-5, per_context=1e-6),
     {1: AttentionTime(2e-9, 1e-9), 16: AttentionTime(1e-9, 1e-9)}, {"p50": 0.01, "p90": 0.02, "sum": 0.0},
 )  # fmt: skip
 

@@ -42,7 +42,8 @@ def measure_profile(config: EngineConfig, progress: Callable[[], None] = lambda:
     attention = measure_block_sizes(built.backend, built.spec, built.cache.kv_dtype, progress)
     return Profile(
         model=config.model.model,
-        weights=config.model.quantize or config.model.dtype,
+        dtype=config.model.dtype,
+        quantize=config.model.quantize,
         machine=f"{processor()}, {built.backend.name}",
         block_size=config.cache.block_size,
         latency=fit_all(measured),

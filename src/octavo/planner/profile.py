@@ -27,8 +27,9 @@ class Profile:
     """Times of one model on one machine."""
 
     model: str
-    weights: str
-    """How ``config.ModelConfig`` had them: its ``quantize``, or else its ``dtype``."""
+    dtype: str
+    quantize: str | None
+    """These two as in ``config.ModelConfig``."""
     machine: str
     """Processor, threads and kernels."""
     block_size: int
@@ -39,6 +40,11 @@ class Profile:
     """Measured for each block size."""
     error: Mapping[str, float]
     """Of steps predicted from other workloads: p50 and p90 of the relative error, and ``sum``, that of all steps together."""
+
+    @property
+    def weights(self) -> str:
+        """What the weights were, for a file's name."""
+        return self.quantize or self.dtype
 
     def with_block_size(self, block_size: int | None) -> LinearLatency:
         """The latency with other blocks: the terms of keys and pairs change as attention does. None is one region: the largest blocks."""

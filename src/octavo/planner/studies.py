@@ -72,7 +72,9 @@ class Study:
         if self.kv_memory is not None:
             return {text.strip(): parse_bytes(text) for text in self.kv_memory.split(",")}
         if isinstance(self.device, Profile):
-            left = plan_cache(self.model.spec, self.device.dtype, CacheConfig(), self.scheduler, self.memory).nbytes
+            weights = self.model.weights(self.device.dtype, self.device.quantize)
+            assert weights.dtype is not None, "the engine was measured with these weights"
+            left = plan_cache(self.model.spec, weights.dtype, CacheConfig(), self.scheduler, self.memory, weights.nbytes).nbytes
             return {format_bytes(left): left}
         left = int(self.memory * SPARE) - self.model.weight_bytes("bfloat16") - workspace_bytes(self.model.spec, self.scheduler)
         if left <= 0:
