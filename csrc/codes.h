@@ -1,6 +1,6 @@
 // Products of the codes of quantised weights with quantised inputs: exact in int32 on every instruction set.
 //
-//   I16          16 integers; to_float
+//   CodeSum      16 sums of products; to_float
 //   Codes64      the codes of 16 outputs for one step of four inputs, [16][4] bytes
 //   load_codes, low_nibbles, high_nibbles, look_up
 //   product_factors<codes>  codes as the product reads them: those that take all 8 bits signed, with zero_shift taken off, where
@@ -30,13 +30,9 @@ OCTAVO_INLINE int32_t load_four(const int8_t* x) {
 
 #if defined(__AVX512F__)
 
-struct I16 {
-  __m512i v;
-};
 struct Codes64 {
   __m512i v;
 };
-OCTAVO_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 OCTAVO_INLINE F16 load_halves(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
 OCTAVO_INLINE F16 load_int8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
@@ -60,13 +56,9 @@ OCTAVO_INLINE __m128i round_16(const float* x, float factor) {
 
 #elif defined(__AVX2__)
 
-struct I16 {
-  __m256i lo, hi;
-};
 struct Codes64 {
   __m256i lo, hi;
 };
-OCTAVO_INLINE F16 to_float(I16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 OCTAVO_INLINE F16 load_halves(const uint16_t* p) {
   const __m128i* halves = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
@@ -113,13 +105,9 @@ OCTAVO_INLINE __m128i round_16(const float* x, float factor) {
 #elif defined(__aarch64__) && !defined(OCTAVO_PORTABLE)
 
 #define OCTAVO_EACH for (int i = 0; i < 4; i++)
-struct I16 {
-  int32x4_t v[4];
-};
 struct Codes64 {
   uint8x16_t v[4];
 };
-OCTAVO_INLINE F16 to_float(I16 a) { F16 r; OCTAVO_EACH r.v[i] = vcvtq_f32_s32(a.v[i]); return r; }
 OCTAVO_INLINE F16 load_halves(const uint16_t* p) {
   F16 r;
   OCTAVO_EACH r.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
@@ -179,10 +167,10 @@ OCTAVO_INLINE Codes64 flip_signs(Codes64 c) {
 }
 
 // Sums stay under 2^24, so that floats are integers enough, and multiply faster where nothing else is known of a machine.
-struct I16 {
+struct CodeSum {
   F16 v;
 };
-OCTAVO_INLINE F16 to_float(I16 a) { return a.v; }
+OCTAVO_INLINE F16 to_float(CodeSum a) { return a.v; }
 
 #endif
 
@@ -220,6 +208,7 @@ OCTAVO_INLINE int32_t round_16(const float* x, float factor, int8_t* out) {
 #if defined(__AVX2__) || (defined(__aarch64__) && !defined(OCTAVO_PORTABLE))
 
 using Factors = Codes64;
+using CodeSum = I16;
 OCTAVO_INLINE Factors to_factors(Codes64 c) { return c; }
 
 #endif
@@ -228,8 +217,8 @@ OCTAVO_INLINE Factors to_factors(Codes64 c) { return c; }
 
 inline constexpr int kZeroShift = 0;
 template <Codes kCodes, int kCount, int PANELS, int kSteps>
-OCTAVO_INLINE void dot(const Factors (&w)[PANELS][kSteps], int first, const int8_t* x, int32_t start, I16 (&sums)[PANELS]) {
-  for (I16& sum : sums) sum.v = _mm512_set1_epi32(start);
+OCTAVO_INLINE void dot(const Factors (&w)[PANELS][kSteps], int first, const int8_t* x, int32_t start, CodeSum (&sums)[PANELS]) {
+  for (CodeSum& sum : sums) sum.v = _mm512_set1_epi32(start);
   OCTAVO_UNROLL
   for (int j = 0; j < kCount; j++) {
     const __m512i four = _mm512_set1_epi32(load_four(x + 4 * j));
@@ -280,7 +269,7 @@ OCTAVO_INLINE Vector dot_part(const Vector (&w)[kCount], const int8_t* x, int32_
 }
 
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot_panel(const Factors* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE CodeSum dot_panel(const Factors* w, const int8_t* x, int32_t start) {
 #if defined(__AVX512F__)
   Vector all[kCount];
   for (int j = 0; j < kCount; j++) all[j] = w[j].v;
@@ -305,8 +294,8 @@ OCTAVO_INLINE int32x4_t add_products(int32x4_t sum, int8x16_t w, int8x16_t x) {
 #endif
 }
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot_panel(const Factors* w, const int8_t* x, int32_t start) {
-  I16 sum;
+OCTAVO_INLINE CodeSum dot_panel(const Factors* w, const int8_t* x, int32_t start) {
+  CodeSum sum;
   OCTAVO_EACH sum.v[i] = vdupq_n_s32(start);
   for (int j = 0; j < kCount; j++) {
     const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(load_four(x + 4 * j)));
@@ -328,7 +317,7 @@ OCTAVO_INLINE Factors to_factors(Codes64 c) {
   return {load(x[0]), load(x[1]), load(x[2]), load(x[3])};
 }
 template <Codes kCodes, int kCount>
-OCTAVO_INLINE I16 dot_panel(const Factors* w, const int8_t* x, int32_t start) {
+OCTAVO_INLINE CodeSum dot_panel(const Factors* w, const int8_t* x, int32_t start) {
   F16 sum = set1(static_cast<float>(start));
   for (int i = 0; i < 4 * kCount; i++) sum = fmadd(w[i / 4].v[i % 4], set1(static_cast<float>(x[i])), sum);
   return {sum};
@@ -339,7 +328,7 @@ OCTAVO_INLINE I16 dot_panel(const Factors* w, const int8_t* x, int32_t start) {
 #if !defined(__AVX512VNNI__)
 
 template <Codes kCodes, int kCount, int PANELS, int kSteps>
-OCTAVO_INLINE void dot(const Factors (&w)[PANELS][kSteps], int first, const int8_t* x, int32_t start, I16 (&sums)[PANELS]) {
+OCTAVO_INLINE void dot(const Factors (&w)[PANELS][kSteps], int first, const int8_t* x, int32_t start, CodeSum (&sums)[PANELS]) {
   for (int p = 0; p < PANELS; p++) sums[p] = dot_panel<kCodes, kCount>(w[p] + first, x, start);
 }
 

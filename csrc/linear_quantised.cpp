@@ -96,7 +96,7 @@ struct WeightGroup {
     constexpr int kCount = kSteps / kParts;
     OCTAVO_UNROLL
     for (int part = 0; part < kParts; part++) {
-      I16 products[PANELS];
+      CodeSum products[PANELS];
       dot<kForm.codes, kCount>(g.factors, part * kCount, x.codes + part * kForm.group, x.starts[part], products);
       OCTAVO_UNROLL
       for (int p = 0; p < PANELS; p++) {
