@@ -11,10 +11,11 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from benchmarks.peers.engines.octavo import ROOT, Octavo
 from benchmarks.peers.engines.openvino import OpenVino
 from benchmarks.peers.engines.vllm import Vllm
 from benchmarks.peers.process import execute, output_of
-from benchmarks.peers.report import load_workloads, markdown
+from benchmarks.peers.report import COLUMNS, load_workloads, markdown
 from benchmarks.peers.results import Record, failures
 from benchmarks.peers.workshop import CannotPrepare, Workshop
 
@@ -105,24 +106,23 @@ def letters_for(engine: Engine, precision: str, workloads: str, first_round: boo
 
 
 def measure(turns: list[tuple[str, Engine]], workloads: str, repeats: int, shop: Workshop, results: Results) -> None:
-    limits, start, total, done = Limits(), time.perf_counter(), repeats * len(turns), 0
+    """All rounds. Fills ``results`` and says how far it is."""
+    limits, start, total = Limits(), time.perf_counter(), repeats * len(turns)
     for number in range(repeats):
         results.document["limits"].append(limits.measure())
         print(f"round {number + 1} of {repeats}: {results.document['limits'][-1]}", flush=True)
-        for precision, engine in turns:
-            letters = letters_for(engine, precision, workloads, number == 0)
-            for run in engine.runs(precision, letters):
-                log = shop.logs / f"{engine.name}-{precision}-{run.workloads}-{number}.log"
-                records = execute(run, log)
-                results.document["records"] += [record | {"round": number} for record in records]
-                results.save()
-                print(f"  {engine.name} {precision}: {brief(records)}", flush=True)
-            done += 1
-            elapsed = time.perf_counter() - start
-            print(
-                f"  {done} of {total} turns, {elapsed / 60:.1f} min, at this pace {elapsed / 60 * (total - done) / done:.0f} more",
-                flush=True,
-            )
+        for done, (precision, engine) in enumerate(turns, number * len(turns) + 1):
+            take_turn(engine, precision, letters_for(engine, precision, workloads, number == 0), number, shop, results)
+            minutes = (time.perf_counter() - start) / 60
+            print(f"  {done} of {total} turns, {minutes:.1f} min, at this pace {minutes * (total - done) / done:.0f} more", flush=True)
+
+
+def take_turn(engine: Engine, precision: str, letters: str, number: int, shop: Workshop, results: Results) -> None:
+    for run in engine.runs(precision, letters):
+        records = execute(run, shop.logs / f"{engine.name}-{precision}-{run.workloads}-{number}.log")
+        results.document["records"] += [record | {"round": number} for record in records]
+        results.save()
+        print(f"  {engine.name} {precision}: {brief(records)}", flush=True)
 
 
 def brief(records: list[Record]) -> str:
@@ -138,29 +138,44 @@ def compare_schedulers(vllm: Vllm, shop: Workshop) -> dict[str, Any] | None:
     return next(output_of(argv, env, shop.logs / "scheduler.log"), None)
 
 
+def some_of(legal: Iterable[str]) -> Callable[[str], list[str]]:
+    """Parses names with commas between; others than the legal ones are refused."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in legal]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not known; choose some of {','.join(legal)}")
+        return text.split(",")
+
+    return parse
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default="octavo,openvino,vllm,llama.cpp", help=f"some of {','.join(ENGINES)}")
+    parser.add_argument("--peers", type=some_of(ENGINES), default="octavo,openvino,vllm,llama.cpp", help=f"some of {','.join(ENGINES)}")
     parser.add_argument("--workloads", default="abcdeqs", help="a to e; q: A at 0.5B; s: time per step beside vLLM's scheduler")
-    parser.add_argument("--precisions", default="bf16,int8,int4")
+    parser.add_argument("--precisions", type=some_of(COLUMNS), default=",".join(COLUMNS), help=f"some of {','.join(COLUMNS)}")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("build/peers"), help="where environments, models, logs and results are kept")
     parser.add_argument("--prepare", action="store_true", help="install and make models only")
     return parser.parse_args()
 
 
-def main() -> None:
-    options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench-peers: stopped"))  # an exit that also ends what is being measured
+def require_surroundings() -> None:
     if not SHARED.is_dir():
         sys.exit(
-            f"bench-peers: workloads, runners and limits.cpp are expected in {SHARED}; set OCTAVO_SHARED to the folder that holds bench/"
+            f"bench-peers: {SHARED} is absent; workloads, runners and limits.cpp lie there: set OCTAVO_SHARED to the folder that holds bench/"
         )
+    if absent := [tool for tool in ("bash", "bc", "curl", "g++") if shutil.which(tool) is None]:
+        sys.exit(f"bench-peers: {', '.join(absent)} must be installed; the runners and limits.cpp need them")
+
+
+def main() -> None:
+    options = arguments()
+    require_surroundings()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench-peers: stopped"))  # an exit that also ends what is being measured
     shop = Workshop(options.folder.resolve())
-    precisions = options.precisions.split(",")
-    results = Results(shop.folder, precisions, options.repeats)
-    engines = [ENGINES[name](shop) for name in options.peers.split(",")]
-    turns = list(prepared(engines, precisions, options.workloads, results))
+    results = Results(shop.folder, options.precisions, options.repeats)
+    turns = list(prepared([ENGINES[name](shop) for name in options.peers], options.precisions, options.workloads, results))
     if options.prepare:
         return
     measure(turns, options.workloads, options.repeats, shop, results)

@@ -82,5 +82,5 @@ def _stop(process: subprocess.Popen[str]) -> None:
 def reason(log: Path) -> str:
     """The last line of a log that names an error, or its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line or "error:" in line or "died" in line]
+    errors = [line for line in lines if "error:" in line.lower() or "Error" in line or "died" in line]
     return (errors or lines or ["no output"])[-1][:200]

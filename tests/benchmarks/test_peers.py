@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import doctest
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers import limits
+from benchmarks.peers import checkpoints, limits, report
+from benchmarks.peers.__main__ import ENGINES, letters_for, some_of
+from benchmarks.peers.engines import base
 from benchmarks.peers.process import Run, execute
 from benchmarks.peers.report import METRICS, Metric, block, markdown
 from benchmarks.peers.results import failures, medians, metrics_of, parse_line, workload_of
+from benchmarks.peers.workshop import CannotPrepare, Workshop
 
 CEILINGS = {"bf16_gflops": 400.0, "int8_gops": 800.0, "read_gbs": 50.0}
 TINY = limits.Shape(layer_weights=1000, head_weights=100, num_layers=2, num_heads=3, head_dim=8)
@@ -117,6 +122,41 @@ def test_failures_for_one_reason_are_one() -> None:
     assert failures(records) == {("X", "bf16", "full"): "AC", ("X", "bf16", "late"): "B"}
 
 
+def test_turns_leave_out_what_an_engine_cannot_run_and_long_workloads_after_the_first_round(tmp_path: Path) -> None:
+    openvino = ENGINES["openvino"](Workshop(tmp_path))
+    assert letters_for(openvino, "bf16", "abcdeqs", first_round=True) == "abcdq"
+    assert letters_for(openvino, "bf16", "abcdeqs", first_round=False) == "abcd"
+    octavo = ENGINES["octavo"](Workshop(tmp_path))
+    assert letters_for(octavo, "int8", "aes", first_round=True) == "ae"
+    assert letters_for(octavo, "int4", "aes", first_round=True) == "a"
+
+
+def test_what_is_complete_is_not_made_again_and_the_rest_is(tmp_path: Path) -> None:
+    shop, made = Workshop(tmp_path), []
+
+    def make(target: Path) -> None:
+        target.mkdir()
+        made.append(target)
+        if len(made) == 1:
+            raise CannotPrepare("interrupted")
+
+    with pytest.raises(CannotPrepare):
+        shop.made("x", make)
+    assert shop.made("x", make) == shop.made("x", make) == tmp_path / "x"
+    assert len(made) == 2
+
+
+def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(CannotPrepare, match=r"failed: ERROR: no matching distribution"):
+        Workshop(tmp_path).run("x", [sys.executable, "-c", "print('ERROR: no matching distribution'); print('bye'); raise SystemExit(1)"])
+
+
+def test_unknown_names_are_refused_with_the_legal_ones() -> None:
+    assert some_of(["a", "b"])("b,a") == ["b", "a"]
+    with pytest.raises(argparse.ArgumentTypeError, match="'c' is not known; choose some of a,b"):
+        some_of(["a", "b"])("a,c")
+
+
 def record(engine: str, workload: str, precision: str = "bf16", **metrics: float) -> dict[str, Any]:
     return {"engine": engine, "precision": precision, "workload": workload, "metrics": metrics}
 
@@ -167,3 +207,9 @@ def test_every_metric_with_a_limit_has_one_at_every_precision() -> None:
     workloads = {letter: [{"prompt": [1] * 16, "max_tokens": 8}] for letter in "abcd"}
     bounds = [metric.limit(workloads, p, CEILINGS) for metric in METRICS if metric.limit for p in limits.BITS]
     assert all(bound > 0 for bound in bounds)
+
+
+@pytest.mark.parametrize("module", [base, checkpoints, limits, report])
+def test_examples(module: Any) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 0 and found.failed == 0
