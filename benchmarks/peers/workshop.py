@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.common import SHARED
@@ -49,11 +49,11 @@ class Workshop:
 
         return self.made(name, make)
 
-    def run(self, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> None:
+    def run(self, name: str, argv: list[str]) -> None:
         """Run a command with its output in a log; CannotPrepare where it fails."""
         log = self.logs / f"{name}.log"
         with log.open("w") as file:
-            done = subprocess.run(argv, check=False, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
+            done = subprocess.run(argv, check=False, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         if done.returncode != 0:
             raise CannotPrepare(f"{Path(argv[0]).name} failed: {reason(log)} (see {log})")
 
