@@ -5,58 +5,69 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from common import show
 
 from octavo.blocks import BlockManager
 from octavo.config import SchedulerConfig
+from octavo.kernels.ops import Array, Int32, KVShape
 from octavo.limits import RequestLimits, make_request
+from octavo.models.spec import DecoderSpec
+from octavo.planner.known_models import KNOWN_MODELS
 from octavo.request import SamplingParams
-from octavo.runner.batch import Batch, RequestRows
-from octavo.runner.sampler import Sampler
+from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.scheduler import Scheduler
-from octavo.scheduler.step import StepPlan, StepResult
+from octavo.scheduler.step import StepResult
 
-RUNNING, MAX_MODEL_LEN, VOCAB = 256, 2048, 49152
+RUNNING, MAX_MODEL_LEN = 256, 2048
 
 
-class Packing:
-    """The runner's Python without the model: rows, arrays, results."""
+class NullProgram:
+    """Every op can be recorded, and none is run."""
 
-    def __init__(self) -> None:
-        self.rows = RequestRows(RUNNING)
-        self.batch = Batch(RUNNING, 512, 512, MAX_MODEL_LEN, 16)
-        self.sampler = Sampler(RUNNING, 512, VOCAB, self.batch.history)
+    def run(self) -> None:
+        pass
 
-    def pack(self, plan: StepPlan) -> None:
-        for admission in plan.admitted:
-            row = self.rows.admit(admission.request_id)
-            self.batch.admit(row, admission)
-            self.sampler.admit(row, admission)
-        rows = self.rows.of(plan.request_ids)
-        self.batch.pack(plan, rows)
-        inputs = self.batch.inputs
-        self.sampler.pack(plan, rows, inputs.batch.query_starts, inputs.sampled_rows)
+    def __getattr__(self, op: str) -> Callable[..., None]:
+        return lambda *arguments, **options: None
+
+
+class NullBackend:
+    def program(self, sizes: Int32) -> NullProgram:
+        return NullProgram()
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        return np.empty(shape, np.float32)
+
+
+def null_runner(spec: DecoderSpec) -> ModelRunner:
+    """The runner without the model: rows, columns, results."""
+    decoder: Any = SimpleNamespace(spec=spec, record=lambda *arguments: None)
+    cache: Any = SimpleNamespace(shape=KVShape(spec.num_layers, RUNNING * 64, 16, spec.num_kv_heads, spec.head_dim, "bfloat16"))
+    backend: Any = NullBackend()
+    return ModelRunner(decoder, backend, cache, "bfloat16", RUNNING, 512, MAX_MODEL_LEN)
 
 
 def main() -> None:
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=RUNNING), MAX_MODEL_LEN, BlockManager(RUNNING * 64, 16, prefix_caching=True))
-    limits = RequestLimits(VOCAB, MAX_MODEL_LEN, RUNNING * 64 * 16)
+    spec = KNOWN_MODELS["smollm2-135m"].spec
+    limits = RequestLimits(spec.vocab_size, MAX_MODEL_LEN, RUNNING * 64 * 16)
     chance = np.random.default_rng(0)
     for i in range(RUNNING):
-        prompt = chance.integers(1, VOCAB, int(chance.integers(1, 100))).tolist()
+        prompt = chance.integers(1, spec.vocab_size, int(chance.integers(1, 100))).tolist()
         scheduler.add(make_request(i, prompt, SamplingParams(temperature=0.0, max_tokens=900), limits, 0.0))
-    packing = Packing()
-    times: dict[str, list[float]] = {"schedule + reserve": [], "pack": [], "result": [], "commit": [], "all": []}
+    runner = null_runner(spec)
+    times: dict[str, list[float]] = {"schedule + reserve": [], "pack + result": [], "commit": [], "all": []}
     for _ in range(700):
         marks = [time.perf_counter()]
         plan = scheduler.schedule(0.0)
         assert plan is not None
         marks.append(time.perf_counter())
-        packing.pack(plan)
-        marks.append(time.perf_counter())
-        result: StepResult = packing.sampler.result(plan)
+        result = runner.execute(plan)
         marks.append(time.perf_counter())
         tokens = array("i", [7]) * len(result.token_ids)
         scheduler.commit(plan, StepResult(tokens), 0.0)

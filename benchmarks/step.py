@@ -1,14 +1,18 @@
-"""Where the time of a step goes: SmolLM2-135M at a few shapes of step, by kind of op, and what Python adds."""
+"""Where the time of a step goes, by kind of op: ``python benchmarks/step.py`` at a few shapes, with what Python adds; ``... workload`` in A."""
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
 from collections import defaultdict
+from typing import Any
 
-from common import THREADS, show
+from common import SHARED, THREADS, show
 
 from octavo import LLM, SamplingParams
+from octavo.kernels.ops import Size
 
 SHAPES = {"1 decode": (1, 128), "8 decodes": (8, 200), "64 decodes": (64, 250)}
 
@@ -34,6 +38,53 @@ def profile_decodes(num_requests: int, context: int, steps: int = 24) -> tuple[d
     return {name: statistics.median(values) for name, values in ops.items()}, statistics.median(walls)
 
 
+class Profiled:
+    """A program that is profiled whenever it runs, with the step's numbers of rows and requests."""
+
+    def __init__(self, runner: Any) -> None:
+        self._program, self._counts = runner._program, runner._counts
+        self.steps: list[tuple[int, int, dict[str, float]]] = []
+
+    def run(self) -> None:
+        self.steps.append((*self._counts[: Size.REQUESTS + 1], self._program.profile()))
+
+
+PHASES = {
+    "256 rows or more": lambda rows, requests: rows >= 256,
+    "56 requests or more": lambda rows, requests: requests >= 56,
+    "16 to 55": lambda rows, requests: requests >= 16,
+    "fewer than 16": lambda rows, requests: True,
+}
+"""Of a step, the first that fits."""
+
+
+def profile_workload() -> None:
+    """Workload A: each phase's share of the time, and each op's share of its phase."""
+    work = json.loads((SHARED / "bench" / "workload_a.json").read_text())
+    params = [SamplingParams(temperature=0.0, max_tokens=r["max_tokens"], ignore_eos=True, cache_prefix=False) for r in work]
+    with LLM("smollm2-135m", kv_memory="512MiB", max_num_seqs=64, threads=THREADS) as llm:
+        llm.generate([[1]], SamplingParams(max_tokens=1))
+        runner: Any = llm.engine.core._runner  # type: ignore[attr-defined]
+        program = runner._program = Profiled(runner)
+        start = time.perf_counter()
+        llm.generate([r["prompt"] for r in work], params)
+        wall = time.perf_counter() - start
+    phases: dict[str, list[tuple[int, int, dict[str, float]]]] = {name: [] for name in PHASES}
+    for step in program.steps:
+        phases[next(name for name, fits in PHASES.items() if fits(*step[:2]))].append(step)
+    rows = []
+    for name, steps in phases.items():
+        ops: dict[str, float] = defaultdict(float)
+        for _, _, times in steps:
+            for op, seconds in times.items():
+                ops[op] += seconds
+        total = sum(ops.values())
+        largest = sorted(ops.items(), key=lambda entry: -entry[1])[:7]
+        shares = ", ".join(f"{op} {seconds / total:.1%}" for op, seconds in largest)
+        rows.append([name, len(steps), sum(step[0] for step in steps), f"{total / wall:.1%}", shares])
+    show(f"workload A, {wall:.2f} s with profiling", ["steps of", "steps", "rows", "of the time", "of which"], rows)
+
+
 def main() -> None:
     found = {name: profile_decodes(*shape) for name, shape in SHAPES.items()}
     names = sorted({op for ops, _ in found.values() for op in ops}, key=lambda op: -found["64 decodes"][0].get(op, 0.0))
@@ -45,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    profile_workload() if "workload" in sys.argv[1:] else main()

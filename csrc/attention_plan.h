@@ -13,6 +13,7 @@
 //
 // Cutting changes who computes a chunk and never what is computed: merge(total, chunk) in ascending order, always.
 #pragma once
+#include <compare>
 #include <cstdint>
 
 #include "kernels.h"
@@ -33,6 +34,8 @@ struct AttentionShape {
   int32_t num_threads;
   int32_t block_size;
   bool share_prefix;  // whether keys that requests have in common are read once for all of them
+
+  auto operator<=>(const AttentionShape&) const = default;
 };
 
 // Rows [row_begin, row_begin + num_rows) of a request's rows; row r is its token r / group and head r % group of the KV head's group.

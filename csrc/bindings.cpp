@@ -18,6 +18,7 @@
 #include "kv_layout.h"
 #include "pool.h"
 #include "program.h"
+#include "step_layout.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -61,6 +62,13 @@ void bind_structs(nb::module_& m) {
         new (self) AttentionBatch{at<int32_t>(query_starts), at<int32_t>(table_rows), at<int32_t>(block_tables), table_stride,
                                   at<int32_t>(positions), at<int32_t>(num_requests), at<int32_t>(num_rows)};
       }, "query_starts"_a, "table_rows"_a, "block_tables"_a, "table_stride"_a, "positions"_a, "num_requests"_a, "num_rows"_a);
+  nb::class_<StepColumns>(m, "StepColumns")
+      .def("__init__", [](StepColumns* self, Address table_rows, Address num_computed, Address num_scheduled, Address num_samples,
+                          Address num_new_blocks, Address new_block_ids, Address replaced, Address num_requests) {
+        new (self) StepColumns{at<int32_t>(table_rows), at<int32_t>(num_computed), at<int32_t>(num_scheduled), at<int32_t>(num_samples),
+                               at<int32_t>(num_new_blocks), at<int32_t>(new_block_ids), at<int8_t>(replaced), at<int32_t>(num_requests)};
+      }, "table_rows"_a, "num_computed"_a, "num_scheduled"_a, "num_samples"_a, "num_new_blocks"_a, "new_block_ids"_a, "replaced"_a,
+         "num_requests"_a);
   nb::class_<PackSource>(m, "PackSource")
       .def("__init__", [](PackSource* self, Address data, Address row_order, int64_t num_rows, int64_t row_bytes, int32_t format) {
         new (self) PackSource{at<uint8_t>(data), at<int32_t>(row_order), num_rows, row_bytes, format};
@@ -135,6 +143,17 @@ void bind_kernels(nb::module_& m) {
   m.def("dequantize", dequantize, "kernels"_a, "source"_a, "out"_a, "size"_a);
 }
 
+void lay_out_rows(Program& p, const StepColumns& columns, Address token_ids, int32_t block_size, Address block_tables,
+                  int64_t table_stride, Address history, int64_t history_stride, Address query_starts, Address positions, Address slots) {
+  p.record(octavo::lay_out_rows, {columns, at<int32_t>(token_ids), block_size, at<int32_t>(block_tables), table_stride,
+                                  at<int32_t>(history), history_stride, at<int32_t>(query_starts), at<int32_t>(positions), at<int32_t>(slots)});
+}
+
+void lay_out_samples(Program& p, const StepColumns& columns, Address query_starts, Address params, Address sampled_rows, Address rows) {
+  p.record(octavo::lay_out_samples,
+           {columns, at<int32_t>(query_starts), at<SampleRow>(params), at<int32_t>(sampled_rows), at<SampleRow>(rows)});
+}
+
 void embed(Program& p, Address token_ids, const PackedMatrix& table, Address out, int64_t out_stride, Address count) {
   p.record(p.kernels().embed, {at<int32_t>(token_ids), &table, at<float>(out), out_stride, at<int32_t>(count)});
 }
@@ -197,6 +216,8 @@ void sample(Program& p, Address logits, int64_t logits_stride, int64_t vocab, Ad
 void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def(nb::init<const Kernels&, Pool&, bool>(), "kernels"_a, "pool"_a, "share_prefix"_a, nb::keep_alive<1, 3>())
+      .def("lay_out_rows", lay_out_rows)
+      .def("lay_out_samples", lay_out_samples)
       .def("embed", embed)
       .def("linear", linear)
       .def("rms_norm", rms_norm)

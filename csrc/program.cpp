@@ -5,11 +5,11 @@
 namespace octavo {
 
 Program::~Program() {
-  for (auto& [batch, plan] : plans_) free_attention_plan(plan);
+  for (auto& [key, plan] : plans_) free_attention_plan(plan);
 }
 
 AttentionPlan* Program::plan_for(const AttentionBatch& batch, const AttentionShape& shape) {
-  auto [entry, is_new] = plans_.try_emplace(&batch, nullptr);
+  auto [entry, is_new] = plans_.try_emplace({&batch, shape}, nullptr);
   if (is_new) {
     entry->second = make_attention_plan(shape);
     nodes_.push_back(PlanNode{&batch, entry->second});
@@ -19,7 +19,7 @@ AttentionPlan* Program::plan_for(const AttentionBatch& batch, const AttentionSha
 
 int64_t Program::num_shared_rows() const {
   int64_t rows = 0;
-  for (auto& [batch, plan] : plans_)
+  for (auto& [key, plan] : plans_)
     for (int32_t i = 0; i < plan->num_passes; i++) rows += plan->passes[i].num_rows;
   return rows;
 }

@@ -2,12 +2,14 @@
 #pragma once
 #include <map>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "attention_plan.h"
 #include "kernels.h"
 #include "pool.h"
+#include "step_layout.h"
 
 namespace octavo {
 
@@ -24,7 +26,7 @@ class Program {
     nodes_.push_back(Node<Args>{op, args});
   }
 
-  // The plan of a batch, one for all layers: its first use records the node that makes it anew in each step.
+  // The plan of a batch, one for all layers of a shape: its first use records the node that makes it anew in each step.
   AttentionPlan* plan_for(const AttentionBatch& batch, const AttentionShape& shape);
 
   void run();
@@ -52,18 +54,20 @@ class Program {
     AttentionPlan* plan;
     void operator()(Pool&) const { cut_attention(*batch, *plan); }
   };
-  using AnyNode = std::variant<Node<EmbedArgs>, Node<LinearArgs>, Node<NormArgs>, Node<RotaryArgs>, Node<GatedArgs>, Node<GatherArgs>,
-                               Node<WriteKVArgs>, Node<CopyBlocksArgs>, PlanNode, Node<AttentionArgs>, Node<SampleArgs>>;
+  using AnyNode = std::variant<Node<LayOutRowsArgs>, Node<LayOutSamplesArgs>, Node<EmbedArgs>, Node<LinearArgs>, Node<NormArgs>,
+                               Node<RotaryArgs>, Node<GatedArgs>, Node<GatherArgs>, Node<WriteKVArgs>, Node<CopyBlocksArgs>, PlanNode,
+                               Node<AttentionArgs>, Node<SampleArgs>>;
 
-  static constexpr const char* kNames[] = {"embed",       "linear",   "rms_norm",    "rotary",         "gated_activation", "gather_rows",
-                                           "write_kv",    "copy_blocks", "plan_attention", "paged_attention",  "sample"};  // of AnyNode
+  static constexpr const char* kNames[] = {"lay_out_rows", "lay_out_samples",  "embed",       "linear",   "rms_norm",
+                                           "rotary",       "gated_activation", "gather_rows", "write_kv", "copy_blocks",
+                                           "plan_attention", "paged_attention", "sample"};  // of AnyNode
   static_assert(std::size(kNames) == std::variant_size_v<AnyNode>);
 
   const Kernels& kernels_;
   Pool& pool_;
   bool share_prefix_;
   std::vector<AnyNode> nodes_;
-  std::map<const AttentionBatch*, AttentionPlan*> plans_;
+  std::map<std::pair<const AttentionBatch*, AttentionShape>, AttentionPlan*> plans_;
 };
 
 }  // namespace octavo

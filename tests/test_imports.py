@@ -17,7 +17,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "request": {"config", "errors"},
-    "limits": {"request", "config", "errors"},
+    "splitmix": set(),
+    "limits": {"request", "config", "errors", "splitmix"},
     "blocks": {"errors", "blocks"},
     "scheduler": {"request", "blocks", "config", "errors", "scheduler"},
     "engine.core": {"scheduler", "limits", "request", "blocks", "config", "errors", "engine.events", "engine.metrics"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.text_engine": {"engine.core", "engine.outputs", "text", "limits", "request", "errors"},
     "engine.async_engine": {"engine.core", "engine.outputs", "engine.text_engine", "text", "request", "errors"},
     "engine.build": {"engine", "scheduler", "blocks", "kernels", "models", "runner", "text", "limits", "request", "config", "errors"},
-    "kernels": {"kernels", "errors", "_native"},
+    "kernels": {"kernels", "errors", "splitmix", "_native"},
     "models.spec": {"errors"},
     "models.architectures": {"errors", "models.spec"},
     "models": {"models", "kernels", "errors"},
@@ -51,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "llm": {"engine", "text", "request", "config", "errors"},
 }
-NO_ARRAYS = ("errors", "config", "request", "limits", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",
+NO_ARRAYS = ("errors", "config", "request", "splitmix", "limits", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",
              "models.spec", "models.architectures", "text", "planner")  # fmt: skip
 MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
 

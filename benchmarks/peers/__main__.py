@@ -38,8 +38,6 @@ ENGINES: dict[str, Callable[[Workshop], Engine]] = {
     "vllm": Vllm,
     "llama.cpp": LlamaCpp,
 }
-ONCE = "eq"
-"""Workloads that run in the first round only: each is long, and E's figures are quantiles already."""
 NOT_IN_4_BIT = "e"
 
 
@@ -101,7 +99,7 @@ def _installed(engine: Engine, results: Results) -> bool:
 
 def letters_for(engine: Engine, precision: str, workloads: str, first_round: bool) -> str:
     """The workloads of one turn."""
-    left_out = ("" if first_round else ONCE) + (NOT_IN_4_BIT if precision == "int4" else "")
+    left_out = ("" if first_round else engine.once) + (NOT_IN_4_BIT if precision == "int4" else "")
     return "".join(w for w in workloads if w in engine.workloads and w not in left_out)
 
 

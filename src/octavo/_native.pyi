@@ -40,11 +40,39 @@ class AttentionBatch:
         num_rows: int,
     ) -> None: ...
 
+class StepColumns:
+    def __init__(
+        self,
+        table_rows: int,
+        num_computed: int,
+        num_scheduled: int,
+        num_samples: int,
+        num_new_blocks: int,
+        new_block_ids: int,
+        replaced: int,
+        num_requests: int,
+    ) -> None: ...
+
 class Program:
     def __init__(self, kernels: Kernels, pool: Pool, share_prefix: bool) -> None: ...
     @property
     def num_shared_rows(self) -> int:
         """Rows of attention, per KV head, that went through shared passes in the last run."""
+    def lay_out_rows(
+        self,
+        columns: StepColumns,
+        token_ids: int,
+        block_size: int,
+        block_tables: int,
+        table_stride: int,
+        history: int,
+        history_stride: int,
+        query_starts: int,
+        positions: int,
+        slots: int,
+        /,
+    ) -> None: ...
+    def lay_out_samples(self, columns: StepColumns, query_starts: int, params: int, sampled_rows: int, rows: int, /) -> None: ...
     def embed(self, token_ids: int, table: PackedMatrix, out: int, out_stride: int, count: int, /) -> None: ...
     def linear(self, x: int, x_stride: int, weight: PackedMatrix, out: int, out_stride: int, count: int, /) -> None: ...
     def rms_norm(

@@ -9,6 +9,7 @@ from operator import index as index_of
 
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.request import MAX_LOGPROBS, Request, SamplingParams, num_candidates
+from octavo.splitmix import MASK, splitmix64
 
 
 def _require(ok: bool, message: str) -> None:
@@ -48,28 +49,18 @@ def make_request(request_id: int, token_ids: Sequence[int], params: SamplingPara
     _check_param_ids(params, stop_ids, limits.vocab_size)
     if params.beam_width is not None:
         _check_beam_width(params.beam_width, len(stop_ids), limits)
-    seed = derive_seed(limits.seed, request_id) if params.seed is None else params.seed & _MASK64
+    seed = derive_seed(limits.seed, request_id) if params.seed is None else params.seed & MASK
     num_samples = params.num_samples if params.beam_width is None else 1
     return Request(request_id, len(prompt), params, max_tokens, stop_ids, seed, prompt, arrival_time, num_samples=num_samples)
 
 
-_MASK64 = 2**64 - 1
-
-
 def derive_seed(engine_seed: int, number: int) -> int:
-    """A 64-bit seed for the request with this number: two rounds of splitmix64 (Steele, Lea, Flood 2014).
+    """A 64-bit seed for the request with this number: two rounds of splitmix64.
 
     >>> hex(derive_seed(0, 0))
     '0xa706dd2f4d197e6f'
     """
-    return _splitmix64(_splitmix64(engine_seed & _MASK64) ^ number)
-
-
-def _splitmix64(state: int) -> int:
-    z = (state + 0x9E3779B97F4A7C15) & _MASK64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK64
-    return z ^ (z >> 31)
+    return splitmix64(splitmix64(engine_seed) ^ number)
 
 
 def _prompt_array(token_ids: Sequence[int], vocab_size: int) -> array[int]:

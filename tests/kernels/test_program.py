@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -153,3 +153,31 @@ def test_misuse_is_refused_by_name(number: int) -> None:
 def test_sizes_must_be_the_contracts() -> None:
     with pytest.raises(ValueError, match=r"sizes is \[3\] but must be \[sizes=4\]"):
         native(isas()[0]).program(i32(3))
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_layers_of_different_heads_share_a_batch_but_no_plan(isa: str) -> None:
+    """Attention of 12 heads over 3 beside one of 2 over 2, in one program, against each in a program of its own."""
+    shapes = ((12, 3), (2, 2))
+    batch = AttentionBatch(np.array([0, 40], np.int32), i32(1), np.arange(10, dtype=np.int32)[None], np.arange(40, dtype=np.int32), i32(40))
+    rng = np.random.default_rng(0)
+    caches = [native(isa, 2).kv_cache(KVShape(1, 10, 4, kv_heads, 8, "float32")) for _, kv_heads in shapes]
+    queries = [rng.standard_normal((40, heads * 8)).astype(np.float32) for heads, _ in shapes]
+    for cache, (_, kv_heads) in zip(caches, shapes, strict=True):
+        kv = rng.standard_normal((2, 40, kv_heads * 8)).astype(np.float32)
+        writing = native(isa, 2).program(sizes_of(40))
+        writing.write_kv(kv[0], kv[1], np.arange(40, dtype=np.int32), cache, 0)
+        writing.run()
+
+    def attended(layers: Sequence[int]) -> list[Array]:
+        outs = [np.zeros_like(queries[layer]) for layer in layers]
+        program = native(isa, 2).program(sizes_of(40))
+        for layer, out in zip(layers, outs, strict=True):
+            program.paged_attention(queries[layer], batch, caches[layer], 0, out, 0.3)
+        program.run()
+        return outs
+
+    together = attended([0, 1]), attended([1, 0])[::-1]
+    alone = [*attended([0]), *attended([1])]
+    for found in together:
+        assert all(np.array_equal(a, b) for a, b in zip(found, alone, strict=True))

@@ -16,9 +16,21 @@ from octavo.scheduler.step import StepPlan
 def plan_of(rows: list[tuple[int, int, int]]) -> StepPlan:
     """rows: (computed before, scheduled, sampled)."""
     computed, scheduled, sampled = (array("i", column) for column in zip(*rows, strict=True))
-    zeros = array("i", [0] * len(rows))
+    zeros, none = array("i", [0] * len(rows)), array("i")
     return StepPlan(
-        0, (), (), array("q", range(len(rows))), computed, scheduled, array("i", [1]) * sum(scheduled), zeros, array("i"), sampled
+        0,
+        (),
+        (),
+        array("q", range(len(rows))),
+        computed,
+        scheduled,
+        array("i", [1]) * sum(scheduled),
+        zeros,
+        none,
+        sampled,
+        none,
+        none,
+        array("b", zeros),
     )
 
 

@@ -21,6 +21,8 @@ class Engine(Protocol):
     name: str
     workloads: str
     """Letters of those that it can run; E only where it has a server."""
+    once: str
+    """Those of its workloads that only the first round runs, since they are long."""
     precisions: tuple[str, ...]
     settings: str
     """What the tables say of how it was run."""

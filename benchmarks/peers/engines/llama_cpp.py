@@ -24,6 +24,7 @@ FLAGS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DCMAKE_SUPPRESS_REG
 class LlamaCpp:
     name = "llama.cpp"
     workloads = "abcde"
+    once = "ace"
     precisions: tuple[str, ...] = ("bf16", "int8", "int4")
     settings = (
         "llama-server over HTTP, GGML_NATIVE, 2 threads, -fa on -b 2048 -ub 512 --cache-ram 0, 1024 tokens a slot, slots "

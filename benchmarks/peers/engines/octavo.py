@@ -21,6 +21,7 @@ QWEN_WEIGHTS = WEIGHTS | {"int4": {"quantize": "int4"}}
 
 class Octavo:
     workloads = "abcdeq"
+    once = "eq"
     precisions: tuple[str, ...] = ("bf16", "int8", "int4")
 
     def __init__(self, shop: Workshop, name: str, **options: str) -> None:

@@ -20,6 +20,7 @@ FORMATS = {"bf16": ["fp16"], "int8": ["int8"], "int4": ["int4", "--group-size", 
 class OpenVino:
     name = "OpenVINO"
     workloads = "abcdq"
+    once = "q"
     precisions: tuple[str, ...] = ("bf16", "int8", "int4")
     settings = (
         f"{THREADS} threads, ContinuousBatchingPipeline, INFERENCE_PRECISION_HINT=bf16, max_num_batched_tokens=1024, max_num_seqs=64, cache_size=1 "

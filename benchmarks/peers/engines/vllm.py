@@ -19,6 +19,7 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 class Vllm:
     name = "vLLM"
     workloads = "abcde"
+    once = "e"
     precisions: tuple[str, ...] = ("bf16", "int8")
 
     def __init__(self, shop: Workshop) -> None:

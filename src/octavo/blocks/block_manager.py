@@ -264,18 +264,21 @@ class BlockManager:
         pool, size, tables = self.pool, self.block_size, self._tables.values()
         unused = {table.block_ids[-1]: table.num_unused_slots(size) for table in tables if table.block_ids}
         used = pool.num_blocks - pool.num_free
-        only_pinned = sum(pool.ref_counts[block] == pins for block, pins in self._pins.items())
         return BlockStats(
             total=pool.num_blocks,
             free=pool.num_free,
             cached=self._cache.num_cached,
             used=used,
             shared=pool.num_shared,
-            saved=sum(len(table.block_ids) for table in tables) - (used - only_pinned),
+            saved=self._num_saved(used) if pool.num_shared or self._pins else 0,
             used_slots=used * size,
             internal_slots=sum(unused.values()),
             max_internal_slots=max(unused.values(), default=0),
         )
+
+    def _num_saved(self, used: int) -> int:
+        only_pinned = sum(self.pool.ref_counts[block] == pins for block, pins in self._pins.items())
+        return sum(len(table.block_ids) for table in self._tables.values()) - (used - only_pinned)
 
     def check(self) -> None:
         """Prove that the books balance; AssertionError says where they do not.

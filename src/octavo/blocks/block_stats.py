@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStats:
+class BlockStats(NamedTuple):
     """Blocks by what they are used for, and slots by kind of waste, at one moment."""
 
     total: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.kernels.native_storage import own_cache, own_weight
@@ -18,8 +19,9 @@ from octavo.kernels.ops import (
     SampleBatch,
     SampleOutput,
     Size,
+    StepColumns,
 )
-from octavo.kernels.shapes import BFLOAT16, FLOAT32, INT32, UINT32, ShapeChecker, address, stride
+from octavo.kernels.shapes import BFLOAT16, FLOAT32, INT8, INT32, UINT32, ShapeChecker, address, stride
 
 _VECTOR = 16
 
@@ -54,6 +56,41 @@ class NativeProgram:
 
     def _keep(self, *objects: object) -> None:
         self._alive.extend(objects)
+
+    def lay_out_rows(self, columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int) -> None:
+        check = ShapeChecker("lay_out_rows")
+        native_columns = self._columns(check, columns, batch)
+        check("slots", batch.slots, ("max_rows",), INT32)
+        check("token_ids", token_ids, ("max_rows",), INT32)
+        check("history", history, ("max_num_seqs", "max_model_len"), INT32)
+        self._program.lay_out_rows(
+            native_columns, address(token_ids), block_size, address(batch.block_tables), stride(batch.block_tables),
+            address(history), stride(history), address(batch.query_starts), address(batch.positions), address(batch.slots),
+        )  # fmt: skip
+        self._keep(batch, token_ids, history)
+
+    def lay_out_samples(
+        self, columns: StepColumns, batch: AttentionBatch, params: NDArray[np.void], sampled_rows: Int32, rows: NDArray[np.void]
+    ) -> None:
+        check = ShapeChecker("lay_out_samples")
+        native_columns = self._columns(check, columns, batch)
+        check("params", params, ("max_num_seqs",), SAMPLE_ROW)
+        check("sampled_rows", sampled_rows, ("max_samples",), INT32)
+        check("rows", rows, ("max_samples",), SAMPLE_ROW)
+        self._program.lay_out_samples(native_columns, address(batch.query_starts), address(params), address(sampled_rows), address(rows))
+        self._keep(batch, params, sampled_rows, rows)
+
+    def _columns(self, check: ShapeChecker, columns: StepColumns, batch: AttentionBatch) -> _native.StepColumns:
+        _check_batch(check, batch)
+        for name in ("num_computed", "num_scheduled", "num_samples", "num_new_blocks"):
+            check(name, getattr(columns, name), ("max_requests",), INT32)
+        check("new_block_ids", columns.new_block_ids, ("capacity",), INT32)
+        check("replaced", columns.replaced, ("max_requests",), INT8)
+        self._keep(columns)
+        return _native.StepColumns(
+            address(batch.table_rows), address(columns.num_computed), address(columns.num_scheduled), address(columns.num_samples),
+            address(columns.num_new_blocks), address(columns.new_block_ids), address(columns.replaced), self._count(Size.REQUESTS),
+        )  # fmt: skip
 
     def embed(self, token_ids: Int32, table: LinearWeight, out: Array) -> None:
         weight = own_weight(table)
@@ -136,11 +173,7 @@ class NativeProgram:
 
     def _batch(self, check: ShapeChecker, batch: AttentionBatch) -> _native.AttentionBatch:
         """One native batch per batch object, so that its work is planned once for all layers."""
-        check("table_rows", batch.table_rows, ("max_requests",), INT32)
-        check.sizes["max_requests + 1"] = check.sizes["max_requests"] + 1
-        check("query_starts", batch.query_starts, ("max_requests + 1",), INT32)
-        check("block_tables", batch.block_tables, ("max_num_seqs", "max_blocks_per_request"), INT32)
-        check("positions", batch.positions, ("max_rows",), INT32)
+        _check_batch(check, batch)
         if id(batch) not in self._batches:
             self._keep(batch)
             self._batches[id(batch)] = _native.AttentionBatch(
@@ -206,3 +239,11 @@ class NativeProgram:
             address(out.top_ids), stride(out.top_ids), address(out.top_logprobs), self._count(Size.SAMPLES),
         )  # fmt: skip
         self._keep(logits, batch, out, scratch)
+
+
+def _check_batch(check: ShapeChecker, batch: AttentionBatch) -> None:
+    check("table_rows", batch.table_rows, ("max_requests",), INT32)
+    check.sizes["max_requests + 1"] = check.sizes["max_requests"] + 1
+    check("query_starts", batch.query_starts, ("max_requests + 1",), INT32)
+    check("block_tables", batch.block_tables, ("max_num_seqs", "max_blocks_per_request"), INT32)
+    check("positions", batch.positions, ("max_rows",), INT32)

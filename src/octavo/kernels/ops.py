@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.splitmix import GOLDEN, mix64
+
 Array = NDArray[Any]
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -116,6 +118,24 @@ class AttentionBatch:
     """[max_rows] block id x block size + offset, where the row's key and value are written"""
 
 
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """What a step's plan says of each request i, in the order of ``AttentionBatch.table_rows``; ``lay_out_rows`` makes rows of it."""
+
+    num_computed: Int32
+    """[max_requests] tokens computed before the step: the position of the first scheduled one"""
+    num_scheduled: Int32
+    """[max_requests] tokens to compute now"""
+    num_samples: Int32
+    """[max_requests] tokens to sample after the last scheduled one"""
+    num_new_blocks: Int32
+    """[max_requests]"""
+    new_block_ids: Int32
+    """[capacity] the new blocks of all requests, one after the other"""
+    replaced: NDArray[np.int8]
+    """[max_requests] 1 where the first new block takes the place of the table's last one"""
+
+
 SAMPLE_ROW = np.dtype(
     [
         ("temperature", "f4"),  # 0: the most likely token
@@ -175,6 +195,22 @@ class SampleOutput:
 
 class Program(Protocol):
     """A step, recorded once and run many times. Each op writes its last array argument(s) named ``out``."""
+
+    def lay_out_rows(self, columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int) -> None:
+        """From requests to rows: fill ``query_starts``, ``positions`` and ``slots`` of the batch.
+
+        New blocks are put into the block tables, behind the blocks that the computed tokens take; the scheduled tokens go to
+        ``history[table_rows[i], position]``. token_ids: [max_rows]; history: [max_num_seqs, max_model_len].
+        """
+
+    def lay_out_samples(
+        self, columns: StepColumns, batch: AttentionBatch, params: NDArray[np.void], sampled_rows: Int32, rows: NDArray[np.void]
+    ) -> None:
+        """From requests to sampled rows: ``sampled_rows[s]`` is the last row of its request, ``rows[s]`` its request's ``params``.
+
+        ``num_known`` and ``position`` are set, and ``sample_index`` to 0, 1 ... where a request draws several samples. Only as many
+        entries as the columns' ``num_samples`` sum up to are written. params: [max_num_seqs], rows: [max_samples] of SAMPLE_ROW.
+        """
 
     def embed(self, token_ids: Int32, table: LinearWeight, out: Array) -> None:
         """``out[r] = table[token_ids[r]]`` for the step's rows. out: [max_rows, in_features] float32."""
@@ -267,25 +303,13 @@ class Backend(Protocol):
         """A new program that reads its counts from ``sizes``, [len(Size)]."""
 
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def mix64(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): a bijection of 64-bit integers."""
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
-
-
 def uniform(seed: int, sample_index: int, position: int) -> float:
     """A number in [0, 1), 53 bits, that is a function of its three arguments alone.
 
     >>> uniform(7, 0, 0) == uniform(7, 0, 0) != uniform(7, 1, 0)
     True
     """
-    state = mix64(seed + _GOLDEN)
-    state = mix64(state + _GOLDEN * (sample_index + 1))
-    state = mix64(state + _GOLDEN * (position + 1))
+    state = mix64(seed + GOLDEN)
+    state = mix64(state + GOLDEN * (sample_index + 1))
+    state = mix64(state + GOLDEN * (position + 1))
     return (state >> 11) * 2.0**-53

@@ -14,6 +14,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.kernels.dequantize import dequantize
 from octavo.kernels.ops import (
@@ -26,6 +27,7 @@ from octavo.kernels.ops import (
     SampleBatch,
     SampleOutput,
     Size,
+    StepColumns,
     TensorSource,
 )
 from octavo.kernels.reference_sampling import sample
@@ -148,6 +150,36 @@ def paged_attention(
     return out
 
 
+def lay_out_rows(columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int, num_requests: int) -> None:
+    """Put new blocks into the tables; place each request's tokens in rows, positions, slots and history."""
+    row = used = 0
+    for i in range(num_requests):
+        t, first, count, new = batch.table_rows[i], columns.num_computed[i], columns.num_scheduled[i], columns.num_new_blocks[i]
+        if new:
+            start = -(-first // block_size) - columns.replaced[i]
+            batch.block_tables[t, start : start + new] = columns.new_block_ids[used : used + new]
+        positions = np.arange(first, first + count)
+        batch.query_starts[i : i + 2] = row, row + count
+        batch.positions[row : row + count] = positions
+        batch.slots[row : row + count] = batch.block_tables[t, positions // block_size] * block_size + positions % block_size
+        history[t, positions] = token_ids[row : row + count]
+        row, used = row + count, used + new
+
+
+def lay_out_samples(
+    columns: StepColumns, batch: AttentionBatch, params: Array, sampled_rows: Int32, rows: Array, num_requests: int
+) -> None:
+    """Repeat each request's last row and parameters for its samples."""
+    request = np.repeat(np.arange(num_requests), columns.num_samples[:num_requests])
+    n = len(request)
+    sampled_rows[:n] = batch.query_starts[request + 1] - 1
+    rows[:n] = params[batch.table_rows[request]]
+    rows["num_known"][:n] = columns.num_computed[request] + columns.num_scheduled[request]
+    rows["position"][:n] = rows["num_known"][:n] - rows["prompt_len"][:n]
+    several = columns.num_samples[request] > 1
+    rows["sample_index"][:n][several] = (np.arange(n) - np.searchsorted(request, request))[several]
+
+
 class ReferenceProgram:
     """Recorded calls of the functions above, over the first ``sizes[count]`` rows of their arrays."""
 
@@ -161,6 +193,20 @@ class ReferenceProgram:
 
     def _record(self, call: Callable[..., None], *args: Any) -> None:
         self._calls.append(partial(call, *args))
+
+    def lay_out_rows(self, columns: StepColumns, batch: AttentionBatch, token_ids: Int32, history: Int32, block_size: int) -> None:
+        def call() -> None:
+            lay_out_rows(columns, batch, token_ids, history, block_size, self._sizes[Size.REQUESTS])
+
+        self._record(call)
+
+    def lay_out_samples(
+        self, columns: StepColumns, batch: AttentionBatch, params: NDArray[np.void], sampled_rows: Int32, rows: NDArray[np.void]
+    ) -> None:
+        def call() -> None:
+            lay_out_samples(columns, batch, params, sampled_rows, rows, self._sizes[Size.REQUESTS])
+
+        self._record(call)
 
     def embed(self, token_ids: Int32, table: LinearWeight, out: Array) -> None:
         def call(matrix: Array) -> None:

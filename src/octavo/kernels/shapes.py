@@ -10,6 +10,7 @@ import numpy as np
 from octavo.kernels.ops import Array
 
 FLOAT32: np.dtype[Any] = np.dtype(np.float32)
+INT8: np.dtype[Any] = np.dtype(np.int8)
 INT32: np.dtype[Any] = np.dtype(np.int32)
 UINT32: np.dtype[Any] = np.dtype(np.uint32)
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)

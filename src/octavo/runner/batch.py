@@ -1,4 +1,7 @@
-"""From a plan's columns to the arrays of a step. Keeps a row per running request; is sent only what is new."""
+"""From a plan's columns to the buffers of a step. Keeps a row per running request; is sent only what is new.
+
+Columns are copied as they are: a step of one request touches no array code. The op ``lay_out_rows`` makes rows of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from array import array
 
 import numpy as np
 
-from octavo.kernels.ops import AttentionBatch, Int32
+from octavo.kernels.ops import AttentionBatch, StepColumns
 from octavo.models.decoder import DecoderInputs
 from octavo.scheduler.step import Admission, StepPlan
 
@@ -29,10 +32,10 @@ class RequestRows:
         row = self._row_of[request_id] = self._free.pop()
         return row
 
-    def of(self, request_ids: array[int]) -> Int32:
-        """Rows of the requests, [len(request_ids)]."""
+    def of(self, request_ids: array[int]) -> array[int]:
+        """Rows of the requests; type code 'i'."""
         row_of = self._row_of
-        return np.fromiter((row_of[i] for i in request_ids), np.int32, len(request_ids))
+        return array("i", [row_of[request_id] for request_id in request_ids])
 
 
 class Batch:
@@ -40,10 +43,16 @@ class Batch:
 
     def __init__(self, max_num_seqs: int, max_rows: int, max_samples: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
-        self._block_size = block_size
-        self._num_blocks = np.zeros(max_num_seqs, np.int32)
         self.history = np.zeros((max_num_seqs, max_model_len), np.int32)
         """[max_num_seqs, max_model_len] tokens known of each row's request"""
+        self.columns = StepColumns(
+            num_computed=np.zeros(max_num_seqs, np.int32),
+            num_scheduled=np.zeros(max_num_seqs, np.int32),
+            num_samples=np.zeros(max_num_seqs, np.int32),
+            num_new_blocks=np.zeros(max_num_seqs, np.int32),
+            new_block_ids=np.zeros(max_rows + max_num_seqs, np.int32),
+            replaced=np.zeros(max_num_seqs, np.int8),
+        )
         self.inputs = DecoderInputs(
             token_ids=np.zeros(max_rows, np.int32),
             batch=AttentionBatch(
@@ -55,38 +64,28 @@ class Batch:
             ),
             sampled_rows=np.zeros(max_samples, np.int32),
         )
+        columns = self.columns
+        self._per_request = [
+            column.data
+            for column in (
+                self.inputs.batch.table_rows, columns.num_computed, columns.num_scheduled, columns.num_samples, columns.num_new_blocks
+            )
+        ]  # fmt: skip
+        self._replaced, self._new_block_ids, self._token_ids = (
+            column.data for column in (columns.replaced, columns.new_block_ids, self.inputs.token_ids)
+        )
 
     def admit(self, row: int, admission: Admission) -> None:
         """Give a row its request's whole table and tokens."""
-        blocks = admission.block_ids
-        self.inputs.batch.block_tables[row, : len(blocks)] = blocks
-        self._num_blocks[row] = len(blocks)
+        self.inputs.batch.block_tables[row, : len(admission.block_ids)] = admission.block_ids
         self.history[row, : len(admission.token_ids)] = admission.token_ids
 
-    def pack(self, plan: StepPlan, rows: Int32) -> None:
-        """Fill the buffers for a plan whose request i has row ``rows[i]``."""
-        inputs, batch = self.inputs, self.inputs.batch
-        requests, tokens = plan.num_requests, plan.num_tokens
-        counts = np.frombuffer(plan.num_scheduled, np.int32)
-        self._append_blocks(plan, rows)
-        batch.table_rows[:requests] = rows
-        np.cumsum(counts, out=batch.query_starts[1 : requests + 1])
-        first = np.frombuffer(plan.num_computed, np.int32) - batch.query_starts[:requests]
-        positions = np.arange(tokens, dtype=np.int32) + np.repeat(first, counts)
-        row_of_token = np.repeat(rows, counts)
-        block, offset = np.divmod(positions, np.int32(self._block_size))
-        inputs.token_ids[:tokens] = plan.token_ids
-        batch.positions[:tokens] = positions
-        batch.slots[:tokens] = batch.block_tables[row_of_token, block] * np.int32(self._block_size) + offset
-        self.history[row_of_token, positions] = inputs.token_ids[:tokens]
-
-    def _append_blocks(self, plan: StepPlan, rows: Int32) -> None:
-        if not plan.new_block_ids:
-            return
-        counts = np.frombuffer(plan.num_new_blocks, np.int32)
-        if plan.copy_targets:
-            self._num_blocks[rows] -= np.frombuffer(plan.replaced, np.int8)
-        starts = self._num_blocks[rows] - (np.cumsum(counts, dtype=np.int32) - counts)
-        columns = np.arange(len(plan.new_block_ids), dtype=np.int32) + np.repeat(starts, counts)
-        self.inputs.batch.block_tables[np.repeat(rows, counts), columns] = plan.new_block_ids
-        self._num_blocks[rows] += counts
+    def pack(self, plan: StepPlan, rows: array[int]) -> None:
+        """Fill the columns for a plan whose request i has row ``rows[i]``."""
+        n = plan.num_requests
+        per_request = rows, plan.num_computed, plan.num_scheduled, plan.sampled, plan.num_new_blocks
+        for column, values in zip(self._per_request, per_request, strict=True):
+            column[:n] = values
+        self._replaced[: len(plan.replaced)] = plan.replaced
+        self._new_block_ids[: len(plan.new_block_ids)] = plan.new_block_ids
+        self._token_ids[: plan.num_tokens] = plan.token_ids

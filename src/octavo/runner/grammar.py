@@ -6,6 +6,7 @@ has just forked, begins anew and is told all of its output when its next token i
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.kernels.ops import Int32
 from octavo.request import ConstraintState, SamplingParams
+from octavo.scheduler.step import StepPlan
 
 
 @dataclass(slots=True)
@@ -39,16 +41,20 @@ class GrammarRows:
         self._places[row] = _Place(params.constraint.start(), prompt_len)
         return True
 
-    def fill(self, rows: Int32, num_known: Int32) -> None:
-        """Fill the masks of rows that are about to be sampled, [n] each, from the tokens known of them."""
-        if not self._places:
-            return
-        before = -1
-        for row, known in zip(rows.tolist(), num_known.tolist(), strict=True):
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def fill(self, plan: StepPlan, rows: array[int]) -> None:
+        """Fill the masks of the rows, ``rows[i]`` for request i, that a plan samples from."""
+        end = 0
+        for i, row in enumerate(rows):
+            start, end = end, end + plan.num_scheduled[i]
             place = self._places.get(row)
-            if place is None or row == before:  # samples of one request follow each other
+            if place is None or not plan.sampled[i]:
                 continue
-            before = row
+            first = plan.num_computed[i]
+            known = first + plan.num_scheduled[i]
+            self._history[row, first:known] = plan.token_ids[start:end]  # the step itself will, but too late
             if known > place.num_told:
                 place.state.accept(self._history[row, place.num_told : known].tolist())
                 place.num_told = known

@@ -27,10 +27,11 @@ class ModelRunner:
         self._rows = RequestRows(max_num_seqs)
         self._batch = Batch(max_num_seqs, max_rows, max_samples, max_model_len, cache.shape.block_size)
         self._sampler = Sampler(max_num_seqs, max_samples, decoder.spec.vocab_size, self._batch.history)
-        self._sizes = np.zeros(len(Size), np.int32)
+        sizes = np.zeros(len(Size), np.int32)
+        self._counts = sizes.data
         self._copies = np.zeros((2, max_num_seqs), np.int32)
         self._program, self.logits = record_step(
-            decoder, backend, self._sizes, self._batch.inputs, cache, self._copies, self._sampler, dtype, max_rows, max_samples
+            decoder, backend, sizes, self._batch, cache, self._copies, self._sampler, dtype, max_rows, max_samples
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -48,10 +49,10 @@ class ModelRunner:
             self._sampler.admit(row, admission)
         rows = self._rows.of(plan.request_ids)
         self._batch.pack(plan, rows)
-        inputs = self._batch.inputs
+        num_samples = self._sampler.pack(plan, rows, self._batch.inputs.sampled_rows)
         num_copies = len(plan.copy_sources)
-        self._copies[0, :num_copies], self._copies[1, :num_copies] = plan.copy_sources, plan.copy_targets
-        self._sizes[Size.ROWS] = plan.num_tokens
-        self._sizes[Size.REQUESTS] = plan.num_requests
-        self._sizes[Size.SAMPLES] = self._sampler.pack(plan, rows, inputs.batch.query_starts, inputs.sampled_rows)
-        self._sizes[Size.COPIES] = num_copies
+        if num_copies:
+            self._copies[0, :num_copies], self._copies[1, :num_copies] = plan.copy_sources, plan.copy_targets
+        counts = self._counts
+        counts[Size.ROWS], counts[Size.REQUESTS] = plan.num_tokens, plan.num_requests
+        counts[Size.SAMPLES], counts[Size.COPIES] = num_samples, num_copies

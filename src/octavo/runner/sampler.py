@@ -41,9 +41,12 @@ class Sampler:
     """Parameters of the running requests, one row each, and the buffers of the op ``sample``."""
 
     def __init__(self, max_num_seqs: int, max_samples: int, vocab_size: int, history: Int32) -> None:
-        self._params = np.zeros(max_num_seqs, SAMPLE_ROW)
+        self.params = np.zeros(max_num_seqs, SAMPLE_ROW)
+        """[max_num_seqs] parameters of each row's request"""
         self._biases: dict[int, _Bias] = {}
         self._scorers: dict[int, SamplingParams] = {}
+        self._reporting: set[int] = set()
+        """Rows whose requests want log-probabilities of their output."""
         self._scored: list[_Scored] = []
         self._history = history
         self._vocab_size = vocab_size
@@ -62,15 +65,19 @@ class Sampler:
             top_ids=np.zeros((max_samples, MAX_TOP), np.int32),
             top_logprobs=np.zeros((max_samples, MAX_TOP), np.float32),
         )
+        self._token_ids = self.output.token_ids.data
 
     def admit(self, row: int, admission: Admission) -> None:
         """Give a row its request's parameters."""
         p = admission.params
-        entry = self._params[row]
+        entry = self.params[row]
         for name in ("temperature", "top_k", "top_p", "min_p"):
             entry[name] = getattr(p, name)
         entry["repetition"], entry["frequency"], entry["presence"] = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
         entry["num_logprobs"] = _num_logprobs(p, len(admission.stop_ids))
+        self._reporting.discard(row)
+        if entry["num_logprobs"] >= 0:
+            self._reporting.add(row)
         entry["target"] = -1
         entry["history_row"] = row if p.penalised else -1
         entry["prompt_len"] = admission.prompt_len
@@ -94,65 +101,50 @@ class Sampler:
         always = dict(params.logit_bias or {}) | dict.fromkeys(params.forbidden_token_ids, -np.inf)
         early = always | dict.fromkeys(stop_ids, -np.inf) if params.min_tokens else always
         self._biases.pop(row, None)
+        self.params[row]["bias_count"] = 0
         if early:
             self._biases[row] = _Bias(dict(sorted(always.items())), dict(sorted(early.items())), params.min_tokens)
 
-    def pack(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32) -> int:
-        """Fill the buffers for a plan; ``sampled_rows`` receives the rows whose logits are needed. Returns how many."""
-        counts = np.frombuffer(plan.sampled, np.int32)
-        sampled = np.repeat(np.arange(len(counts)), counts)
-        n = len(sampled)
-        sampled_rows[:n] = query_starts[sampled + 1] - 1
-        entries = self.batch.rows[:n]
-        entries[:] = self._params[rows[sampled]]
-        entries["num_known"] = np.frombuffer(plan.num_computed, np.int32)[sampled] + np.frombuffer(plan.num_scheduled, np.int32)[sampled]
-        entries["position"] = entries["num_known"] - entries["prompt_len"]
-        self._grammars.fill(rows[sampled], entries["num_known"])
-        if n and counts.max() > 1:
-            self._number_samples(counts)
+    def pack(self, plan: StepPlan, rows: array[int], sampled_rows: Int32) -> int:
+        """Set what no column of a plan says, where request i has row ``rows[i]``. Returns how many rows are sampled.
+
+        The op ``lay_out_samples`` does the first sum(plan.sampled) of ``sampled_rows``; those of prompt positions to score follow.
+        """
+        if self._grammars:
+            self._grammars.fill(plan, rows)
         if self._biases:
-            self._pack_biases(rows[sampled])
+            self._pack_biases(plan, rows)
         self._scored.clear()
-        if self._scorers:
-            n = self._pack_scored(plan, rows, query_starts, sampled_rows, n)
-        return n
+        num_sampled = sum(plan.sampled)
+        return self._pack_scored(plan, rows, sampled_rows, num_sampled) if self._scorers else num_sampled
 
-    def _number_samples(self, counts: Int32) -> None:
-        """Sample index 0, 1 ... for the rows of a request that draws several samples from one distribution."""
+    def _pack_biases(self, plan: StepPlan, rows: array[int]) -> None:
         end = 0
-        for count in counts.tolist():
-            start, end = end, end + count
-            if count > 1:
-                self.batch.rows["sample_index"][start:end] = np.arange(count)
-
-    def _pack_biases(self, rows: Int32) -> None:
-        """Samples of one request follow each other and have the same entries."""
-        start = end = 0
-        before = -1
-        for s, row in enumerate(rows.tolist()):
+        for row, known, sampled in zip(rows, plan.num_known, plan.sampled, strict=True):
             bias = self._biases.get(row)
-            if bias is None:
+            if bias is None or not sampled:
                 continue
-            if row != before:
-                entries = bias.at(int(self.batch.rows[s]["position"]))
-                start, end, before = end, end + len(entries), row
-                self.batch.bias_ids[start:end] = list(entries)
-                self.batch.bias_values[start:end] = list(entries.values())
-            self.batch.rows[s]["bias_start"], self.batch.rows[s]["bias_count"] = start, end - start
+            params = self.params[row]
+            entries = bias.at(known - int(params["prompt_len"]))
+            start, end = end, end + len(entries)
+            self.batch.bias_ids[start:end] = list(entries)
+            self.batch.bias_values[start:end] = list(entries.values())
+            params["bias_start"], params["bias_count"] = start, len(entries)
 
-    def _pack_scored(self, plan: StepPlan, rows: Int32, query_starts: Int32, sampled_rows: Int32, n: int) -> int:
+    def _pack_scored(self, plan: StepPlan, rows: array[int], sampled_rows: Int32, n: int) -> int:
         """Add a row for each prompt position whose next prompt token is to be scored.
 
         position p is scheduled now: its logits score the prompt's token p + 1, if there is one
         """
-        for i, row in enumerate(rows.tolist()):
+        end_row = 0
+        for i, row in enumerate(rows):
+            first_row, end_row = end_row, end_row + plan.num_scheduled[i]
             params = self._scorers.get(row)
             if params is None:
                 continue
-            start = plan.num_computed[i]
-            end = min(start + plan.num_scheduled[i], int(self._params[row]["prompt_len"]) - 1)
-            for position in range(start, end):
-                sampled_rows[n] = query_starts[i] + position - start
+            start, last = plan.num_computed[i], int(self.params[row]["prompt_len"]) - 1
+            for position in range(start, min(start + plan.num_scheduled[i], last)):
+                sampled_rows[n] = first_row + position - start
                 entry = self.batch.rows[n]
                 entry["num_logprobs"], entry["target"] = params.prompt_logprobs, self._history[row, position + 1]
                 self._scored.append(_Scored(plan.request_ids[i], position + 1))
@@ -162,12 +154,15 @@ class Sampler:
     def result(self, plan: StepPlan) -> StepResult:
         """What the op ``sample`` left in the buffers, as a value."""
         n = sum(plan.sampled)
-        asked = np.flatnonzero(self.batch.rows["num_logprobs"][:n] >= 0).tolist()
-        logprobs = {s: self._logprobs(s) for s in asked if self.output.token_ids[s] >= 0}
+        logprobs = self._output_logprobs(n) if self._reporting else {}
         prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = {}
         for s, scored in enumerate(self._scored, n):
             prompt_logprobs.setdefault(scored.request_id, []).append((scored.position, self._logprobs(s)))
-        return StepResult(array("i", self.output.token_ids[:n].tobytes()), logprobs, prompt_logprobs)
+        return StepResult(array("i", self._token_ids[:n].tobytes()), logprobs, prompt_logprobs)
+
+    def _output_logprobs(self, num_sampled: int) -> dict[int, TokenLogprobs]:
+        asked = np.flatnonzero(self.batch.rows["num_logprobs"][:num_sampled] >= 0).tolist()
+        return {s: self._logprobs(s) for s in asked if self.output.token_ids[s] >= 0}
 
     def _logprobs(self, s: int) -> TokenLogprobs:
         out, k = self.output, min(int(self.batch.rows[s]["num_logprobs"]), self._vocab_size)

@@ -23,14 +23,14 @@ class StepBudget:
         """Tokens that can be sampled beyond one per request."""
         self.preempted: list[Preemption] = []
         self._admitted: list[Admission] = []
-        self._request_ids: list[int] = []
-        self._num_computed: list[int] = []
-        self._num_scheduled: list[int] = []
-        self._token_ids: list[int] = []
-        self._num_new_blocks: list[int] = []
-        self._new_block_ids: list[int] = []
-        self._sampled: list[int] = []
-        self._replaced: list[bool] = []
+        self._request_ids = array("q")
+        self._num_computed = array("i")
+        self._num_scheduled = array("i")
+        self._token_ids = array("i")
+        self._num_new_blocks = array("i")
+        self._new_block_ids = array("i")
+        self._sampled = array("i")
+        self._replaced = array("b")
 
     def without_fork(self, request: Request, num_tokens: int) -> int:
         """How many of the next ``num_tokens`` tokens can be scheduled: one less where its samples are too many for this step."""
@@ -74,16 +74,16 @@ class StepBudget:
             step=step,
             released=tuple(released),
             admitted=tuple(self._admitted),
-            request_ids=array("q", self._request_ids),
-            num_computed=array("i", self._num_computed),
-            num_scheduled=array("i", self._num_scheduled),
-            token_ids=array("i", self._token_ids),
-            num_new_blocks=array("i", self._num_new_blocks),
-            new_block_ids=array("i", self._new_block_ids),
-            sampled=array("i", self._sampled),
+            request_ids=self._request_ids,
+            num_computed=self._num_computed,
+            num_scheduled=self._num_scheduled,
+            token_ids=self._token_ids,
+            num_new_blocks=self._num_new_blocks,
+            new_block_ids=self._new_block_ids,
+            sampled=self._sampled,
             copy_sources=array("i", copies.values()),
             copy_targets=array("i", copies.keys()),
-            replaced=array("b", self._replaced),
+            replaced=self._replaced,
             preempted=tuple(self.preempted),
         )
 

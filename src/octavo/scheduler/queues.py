@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from octavo.request import Request
 from octavo.scheduler.beam_search import BeamSearch
 from octavo.scheduler.policies import Policy, RequestQueue
@@ -20,12 +22,15 @@ class Queues:
     @property
     def num_running(self) -> int:
         """Requests that run, each sample and each beam for itself."""
-        return len(self.running) + sum(len(s.beams) - 1 for s in self.searches.values() if s.request in self.running)
+        return len(self.running) + self._sum_searches(lambda search: len(search.beams) - 1)
 
     @property
     def num_rows(self) -> int:
         """Rows of the runner that are taken, or kept for beams to come."""
-        return len(self.running) + sum(s.request.num_rows - 1 for s in self.searches.values() if s.request in self.running)
+        return len(self.running) + self._sum_searches(lambda search: search.request.num_rows - 1)
+
+    def _sum_searches(self, more: Callable[[BeamSearch], int]) -> int:
+        return sum(more(search) for search in self.searches.values() if search.request in self.running) if self.searches else 0
 
     def parts(self, request: Request) -> list[Request]:
         """Whose tokens and blocks stand behind a request in a queue: its own, or its beams'."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from octavo.errors import EngineError
@@ -51,9 +52,8 @@ class Preemption:
     """False where it had been preempted before and now lost more of the blocks it had kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step's work.
+class StepPlan(NamedTuple):
+    """One step's work. (A named tuple: of the frozen classes the one that is made fastest.)
 
     request i     computed before     scheduled now            known
     tokens        0 ............. num_computed[i] ...... + num_scheduled[i] <= len
@@ -81,13 +81,13 @@ class StepPlan:
     sampled: array[int]
     """0 where known tokens are left to compute. Else the number of tokens to sample after the last one: 1, or as many as the
     request has samples, of sample index 0, 1 ... Type code 'i'."""
-    copy_sources: array[int] = field(default_factory=lambda: array("i"))
+    copy_sources: array[int]
     """Blocks to copy before the forward pass (copy-on-write), and ..."""
-    copy_targets: array[int] = field(default_factory=lambda: array("i"))
+    copy_targets: array[int]
     """... where they are copied to. Type code 'i'."""
-    replaced: array[int] = field(default_factory=lambda: array("b"))
+    replaced: array[int]
     """1 where the first of the request's new blocks takes the place of the last block in its table, of which it is a copy.
-    Type code 'b'; empty if there is none."""
+    Type code 'b'."""
     preempted: tuple[Preemption, ...] = ()
     """Why requests gave up blocks in this step; for the engine's events, not for the runner."""
 
@@ -98,6 +98,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_known(self) -> list[int]:
+        """Tokens computed once the step is done, of each request: where it is sampled, all that are known."""
+        return [*map(add, self.num_computed, self.num_scheduled)]
 
 
 @dataclass(frozen=True, slots=True)
