@@ -138,7 +138,8 @@ def markdown(document: Mapping[str, Any], workloads: Workloads) -> str:
         bounds = [metric.limit(workloads, p, ceilings) if metric.limit and ceilings else None for p in precisions]
         rows += block(metric, found, engines, bounds, precisions)
     parts = [
-        f"{document['machine']}, {document['date']}. Medians of {document['repeats']}, in turns; E, A at 0.5B, and llama.cpp's A and C once. {_limits(ceilings)}",
+        f"{document['machine']}, {document['date']}. Medians of {document['repeats']}, in turns; E, A at 0.5B, and llama.cpp's A and C once.",
+        _limits(ceilings),
         table(["", "", *(COLUMNS[p] for p in precisions)], rows),
         "\n".join(_about(engine) for engine in document["engines"]),
     ]
