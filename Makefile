@@ -30,7 +30,7 @@ check: $(VENV)/.test
 
 ## kernels, offline workloads, overhead; results as tables
 bench: $(VENV)/.test
-	for part in kernels step overhead offline sharing; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	for part in kernels step overhead offline sharing speculation; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 ## Octavo beside OpenVINO, vLLM and llama.cpp, each in its own environment; ARGS="--repeats 1 --workloads ab" runs a part
 bench-peers: $(VENV)/.test

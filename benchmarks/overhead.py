@@ -46,10 +46,11 @@ class NullBackend:
 
 def null_runner(spec: DecoderSpec) -> ModelRunner:
     """The runner without the model: rows, columns, results."""
-    decoder: Any = SimpleNamespace(spec=spec, record=lambda *arguments: None)
+    weights = SimpleNamespace(layers=(), head=SimpleNamespace(input_dtype="float32"))
+    decoder: Any = SimpleNamespace(spec=spec, weights=weights, record=lambda *arguments: None)
     cache: Any = SimpleNamespace(shape=KVShape(spec.num_layers, RUNNING * 64, 16, spec.num_kv_heads, spec.head_dim, "bfloat16"))
     backend: Any = NullBackend()
-    return ModelRunner(decoder, backend, cache, "bfloat16", RUNNING, 512, MAX_MODEL_LEN)
+    return ModelRunner(decoder, backend, cache, RUNNING, 512, MAX_MODEL_LEN)
 
 
 def main() -> None:

@@ -15,6 +15,15 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+inline constexpr int64_t kTilesAhead = 2;  // a tile is fetched while the second one before it is at work
+
+// The first tiles of the unit that this thread will probably claim next, fetched while the last ones of its own are at work.
+template <class T>
+struct Following {
+  Tile<T> tiles[kTilesAhead + 1];
+  int64_t count;
+};
+
 // The rows of one unit, of one request or of several.
 template <class T>
 struct Rows {
@@ -23,6 +32,7 @@ struct Rows {
   int64_t window;  // 0: none
   int64_t keys_end;  // no row of this unit is passed over keys from here on
   int32_t lowest, highest;  // of the positions
+  Following<T> following;
   int32_t positions[kMaxUnitRows];
 
   int64_t first_key_at(int64_t position) const { return window ? most(0, position - window + 1) : 0; }
@@ -32,7 +42,7 @@ struct Rows {
             static_cast<int>(most(least(positions[row] + 1 - start, kTile), 0))};
   }
   // Keys of a tile that any row may see.
-  Range bounds(int64_t start) const {
+  OCTAVO_MEMBER Range bounds(int64_t start) const {
     return {static_cast<int>(most(first_key() - start, 0)), static_cast<int>(least(keys_end - start, kTile))};
   }
   bool all_see(int64_t start) const { return lowest >= start + kTile - 1 && first_key_at(highest) <= start; }
@@ -49,26 +59,27 @@ OCTAVO_INLINE void attend_some(const Rows<T>& rows, int row, int64_t n, const Ti
 // probabilities are needed, so that neither waits for the other's results.
 template <class T, int N>
 void attend_run(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t end, float* states) {
-  alignas(64) float alpha[16], scores[2][N * kTile];
+  Growth growth;
+  alignas(64) float scores[2][N * kTile];
   const RowSet<T>& set = rows.set;
   float* first = states + set.layout.rows;
-  auto tile_at = [&](int64_t t, const Tile<T>& last) {
-    Range seen = rows.bounds(t * kTile);
-    return seen.empty() ? last : source.in_place(t * kTile, seen);
+  Tile<T> ring[4];  // tile t at t % 4; past the last one those of the unit to follow
+  const int64_t last = (rows.keys_end - 1) / kTile;
+  auto find = [&](int64_t t) __attribute__((always_inline)) {
+    if (t <= last) ring[t % 4] = source.in_place(t * kTile, rows.bounds(t * kTile));
+    else ring[t % 4] = t - last <= rows.following.count ? rows.following.tiles[t - last - 1] : ring[(t - 1) % 4];
   };
-  Tile<T> tile = tile_at(begin, {});
-  TilePair<T> tiles{tile, tile_at(begin + 1, tile)};
-  keep_scores<T, N>(set, tiles, scores[0]);
+  auto pair_at = [&](int64_t t) __attribute__((always_inline)) { return TilePair<T>{ring[t % 4], ring[(t + kTilesAhead) % 4]}; };
+  for (int64_t t = begin; t <= begin + kTilesAhead; t++) find(t);
+  keep_scores<T, N>(set, pair_at(begin), scores[0]);
   for (int64_t t = begin; t < end; t++) {
-    TilePair<T> next{tiles.ahead, tiles.ahead};
     if (t + 1 < end) {
-      next.ahead = tile_at(t + 2, tiles.ahead);
-      keep_scores<T, N>(set, next, scores[(t + 1 - begin) % 2]);
+      find(t + 1 + kTilesAhead);
+      keep_scores<T, N>(set, pair_at(t + 1), scores[(t + 1 - begin) % 2]);
     }
-    soften_kept<T, N>(set, scores[(t - begin) % 2], states, alpha);
-    for (int r = 0; r < N; r += kValueRows)
-      weigh_rows<T, true>(N - r < kValueRows ? N - r : kValueRows, set, set.p + r * kTile, tiles, {0, kTile}, first + r * set.layout.size, alpha + r);
-    tiles = next;
+    const TilePair<T> tiles = pair_at(t);
+    soften_kept<T, N>(set, scores[(t - begin) % 2], tiles.now, states, growth);
+    for (int r = 0; r < N; r += kValueRows) weigh_rows<T, true>(r, N - r < kValueRows ? N - r : kValueRows, set, tiles, {0, kTile}, first, growth);
   }
 }
 
@@ -87,6 +98,7 @@ void attend(const Rows<T>& rows, const Source<T>& source, int64_t begin, int64_t
       continue;
     }
     TilePair<T> tiles = source.tiles(start, rows.bounds(start), rows.bounds(start + kTile));
+    if (rows.following.count > 1 && start + kTile >= rows.keys_end) tiles.ahead = rows.following.tiles[1];
     if (rows.all_see(start)) {
       for (int r = 0; r < rows.count; r += kScoreRows) attend_some<T, true>(rows, r, least(kScoreRows, rows.count - r), tiles, nullptr, states);
       continue;
@@ -134,41 +146,64 @@ void write_output(const RowPlace& place, const float* states) {
   }
 }
 
-// A query as an input of products, in steps that lie kScoreRows apart (RowSet).
-OCTAVO_INLINE void place_query(const float* q, int64_t dim, float* out) {
+// A query as an input of products, in steps that lie kScoreRows apart (RowSet). Returns its unit.
+OCTAVO_INLINE float place_query(const float* q, int64_t dim, float* out) {
   for (int64_t i = 0; i < dim; i++) out[i * kScoreRows] = q[i];
+  return 1.0f;
 }
-OCTAVO_INLINE void place_query(const float* q, int64_t dim, uint16_t* out) {
+OCTAVO_INLINE float place_query(const float* q, int64_t dim, uint16_t* out) {
   alignas(64) uint16_t rounded[16];
   for (int64_t i = 0; i < dim; i += 16) {
     int n = static_cast<int>(least(dim - i, 16));
     store_bf16(rounded, load_first(q + i, n));
     for (int j = 0; j < n; j += 2) std::memcpy(out + (i + j) * kScoreRows, rounded + j, 2 * sizeof(uint16_t));
   }
+  return 1.0f;
+}
+OCTAVO_INLINE float place_query(const float* q, int64_t dim, int16_t* out) {
+  auto part = [&](int64_t i) __attribute__((always_inline)) { return load_first(q + i, static_cast<int>(least(dim - i, 16))); };
+  F16 top = set1(kLeastTop);
+  for (int64_t i = 0; i < dim; i += 16) top = max(abs(part(i)), top);
+  const float unit = reduce_max(top) * (1 / kMaxInput);
+  alignas(64) int16_t rounded[16];
+  for (int64_t i = 0; i < dim; i += 16) {
+    store_int16(rounded, part(i) * set1(1 / unit));
+    for (int j = 0; j < least(dim - i, 16); j += 2) std::memcpy(out + (i + j) * kScoreRows, rounded + j, 2 * sizeof(int16_t));
+  }
+  return unit;
 }
 
 // A thread's memory for one unit.
 template <class T>
 struct Scratch {
-  T* q;
-  T* p;
+  Input<T>* q;
+  Input<T>* p;
+  float* factors;
   T* tile;
+  uint16_t* scales;
   float* total;
   float* chunk;
 
   Scratch(Pool& pool, int thread, const AttentionPlan& plan, int64_t padded_dim) {
     int64_t states = state_floats(padded_dim, plan.unit_rows);
-    int64_t sizes[] = {round_up((plan.unit_rows + kScoreRows) * padded_dim * sizeof(T)), round_up(kScoreRows * kTile * sizeof(T)),
-                       round_up(2 * kTile * padded_dim * sizeof(T)), round_up(states * sizeof(float)), round_up(states * sizeof(float))};
-    int64_t bytes = 0;
-    for (int64_t size : sizes) bytes += size;
+    int64_t q_size = (plan.unit_rows + kScoreRows) * padded_dim, tile_size = 2 * kTile * padded_dim;
+    int64_t bytes = size_of(q, q_size) + size_of(p, kScoreRows * kTile) + size_of(factors, kMaxUnitRows) + size_of(tile, tile_size) +
+                    size_of(scales, 2 * kTile) + 2 * size_of(total, states);
     char* at = static_cast<char*>(pool.scratch(thread, bytes));
-    auto take = [&](int i) { return at += sizes[i], at - sizes[i]; };
-    q = reinterpret_cast<T*>(take(0));
-    p = reinterpret_cast<T*>(take(1));
-    tile = reinterpret_cast<T*>(take(2));
-    total = reinterpret_cast<float*>(take(3));
-    chunk = reinterpret_cast<float*>(take(4));
+    take(at, q, q_size);
+    take(at, p, kScoreRows * kTile);
+    take(at, factors, kMaxUnitRows);
+    take(at, tile, tile_size);
+    take(at, scales, 2 * kTile);
+    take(at, total, states);
+    take(at, chunk, states);
+  }
+  template <class E>
+  static int64_t size_of(const E*, int64_t count) { return round_up(static_cast<uint64_t>(count) * sizeof(E)); }
+  template <class E>
+  static void take(char*& at, E*& elements, int64_t count) {
+    elements = reinterpret_cast<E*>(at);
+    at += size_of(elements, count);
   }
   static int64_t round_up(uint64_t bytes) { return static_cast<int64_t>((bytes + 63) / 64 * 64); }
 };
@@ -177,15 +212,16 @@ struct Scratch {
 template <class T>
 Rows<T> make_rows(const AttentionArgs& a, const RowBlock* blocks, int num_blocks, int64_t kv_head, const Scratch<T>& scratch, int64_t padded_dim) {
   int64_t dim = a.cache->head_dim;
-  Rows<T> rows{{scratch.q, dim, padded_dim / 16, a.scale, a.softcap, {}, scratch.p}, 0, a.window, 0, INT32_MAX, 0, {}};
+  Rows<T> rows{{scratch.q, scratch.factors, dim, padded_dim / 16, a.softcap, {}, scratch.p}, 0, a.window, 0, INT32_MAX, 0, {}, {}};
   for (int i = 0; i < num_blocks; i++) {
     RowPlace place{a, blocks[i], kv_head};
     for (int r = 0; r < blocks[i].num_rows; r++) {
       int32_t position = rows.positions[rows.count] = a.batch->positions[place.token(r)];
       if (position < rows.lowest) rows.lowest = position;
       if (position > rows.highest) rows.highest = position;
-      T* first_of_group = scratch.q + rows.count / kScoreRows * kScoreRows * dim;
-      place_query(a.q + place.token(r) * a.q_stride + place.column(r), dim, first_of_group + rows.count % kScoreRows * Product<T>::kDepth);
+      Input<T>* first_of_group = scratch.q + rows.count / kScoreRows * kScoreRows * dim;
+      const float* q = a.q + place.token(r) * a.q_stride + place.column(r);
+      scratch.factors[rows.count] = a.scale * place_query(q, dim, first_of_group + rows.count % kScoreRows * Product<T>::kDepth);
       rows.count++;
     }
   }
@@ -221,25 +257,51 @@ void run_chunks(const Rows<T>& rows, const Source<T>& source, const Chunks& chun
 
 template <class T>
 Source<T> source_of(const AttentionArgs& a, int32_t request, int64_t kv_head, const Scratch<T>& scratch, int64_t padded_dim) {
-  return {a.cache, a.batch->block_tables + a.batch->table_rows[request] * a.batch->table_stride, a.layer, kv_head, padded_dim, scratch.tile};
+  return {a.cache, a.batch->block_tables + a.batch->table_rows[request] * a.batch->table_stride, a.layer, kv_head, padded_dim, scratch.tile, scratch.scales};
 }
 
 OCTAVO_INLINE float* states_at(const AttentionPlan& plan, int64_t kv_head, int64_t states) { return plan.states + kv_head * plan.states_stride + states; }
 
 OCTAVO_INLINE int64_t padded_dim_of(const AttentionArgs& a) { return (a.cache->head_dim + 15) / 16 * 16; }
 
-// One unit of a request: writes its rows, or keeps states for the merge to come.
+// The tile in which a unit begins, but for a window.
+OCTAVO_INLINE int64_t first_tile_of(const AttentionPlan& plan, const AttentionUnit& unit) {
+  const SharedRows& shared = plan.shared_rows[unit.rows.request];
+  return most(int64_t{unit.chunk_begin} * (kChunk / kTile), shared.pass < 0 ? 0 : plan.passes[shared.pass].num_tiles);
+}
+
 template <class T>
-void run_unit(const AttentionArgs& a, Pool& pool, const AttentionUnit& unit, int64_t kv_head, int thread) {
+Following<T> following_of(const AttentionArgs& a, int64_t unit, const Scratch<T>& scratch, int64_t padded_dim) {
   const AttentionPlan& plan = *a.plan;
+  const int64_t heads = a.cache->num_kv_heads;
+  Following<T> following{};
+  if (unit >= plan.num_units * heads || a.window != 0) return following;
+  const AttentionUnit& next = plan.units[unit / heads];
+  Source<T> source = source_of(a, next.rows.request, unit % heads, scratch, padded_dim);
+  const int64_t first = first_tile_of(plan, next), keys = a.batch->positions[RowPlace{a, next.rows, 0}.token(0)] + 1;
+  if (!source.direct) return following;
+  while (following.count <= kTilesAhead && (first + following.count + 1) * kTile <= keys) {
+    following.tiles[following.count] = source.in_place((first + following.count) * kTile, {0, kTile});
+    following.count++;
+  }
+  return following;
+}
+
+// Unit `index` of a request and a KV head: writes its rows, or keeps states for the merge to come.
+template <class T>
+void run_unit(const AttentionArgs& a, Pool& pool, int64_t index, int thread) {
+  const AttentionPlan& plan = *a.plan;
+  const AttentionUnit& unit = plan.units[index / a.cache->num_kv_heads];
+  const int64_t kv_head = index % a.cache->num_kv_heads;
   int64_t padded_dim = padded_dim_of(a);
   Scratch<T> scratch(pool, thread, plan, padded_dim);
   Rows<T> rows = make_rows(a, &unit.rows, 1, kv_head, scratch, padded_dim);
   Source<T> source = source_of(a, unit.rows.request, kv_head, scratch, padded_dim);
+  rows.following = following_of(a, index + pool.num_threads(), scratch, padded_dim);
   const SharedRows& shared = plan.shared_rows[unit.rows.request];
   float* kept = unit.kept.states < 0 ? nullptr : states_at(plan, kv_head, unit.kept.states);
   bool totals = unit.chunk_begin < unit.kept.first_kept || !kept;  // later units of a divided row block keep single chunks
-  Chunks chunks{unit.chunk_begin, unit.chunk_end, shared.pass < 0 ? 0 : plan.passes[shared.pass].num_tiles};
+  Chunks chunks{unit.chunk_begin, unit.chunk_end, first_tile_of(plan, unit)};
   Progress at{kept && totals ? kept : scratch.total, scratch.chunk, false, false};
   if (totals && shared.pass >= 0) take_over(plan, shared, kv_head, rows.count, at);
   run_chunks(rows, source, chunks, unit.kept.first_kept, kept, at);
@@ -271,22 +333,24 @@ void run_merge(const AttentionArgs& a, const AttentionMerge& merge, int64_t kv_h
   write_output({a, merge.rows, kv_head}, total);
 }
 
+template <class T>
+void run_units(const AttentionArgs& a, Pool& pool) {
+  const AttentionPlan& plan = *a.plan;
+  int64_t heads = a.cache->num_kv_heads;
+  parallel_for(pool, plan.num_shared_units * heads,
+               [&](int64_t unit, int thread) { run_shared_unit<T>(a, pool, plan.shared_units[unit / heads], unit % heads, thread); });
+  parallel_for(pool, plan.num_units * heads,
+               [&](int64_t unit, int thread) { run_unit<T>(a, pool, unit, thread); });
+  if (plan.num_merges)
+    parallel_for(pool, plan.num_merges * heads, [&](int64_t unit, int) { run_merge(a, plan.merges[unit / heads], unit % heads); });
+}
+
 }  // namespace
 
 void paged_attention(const AttentionArgs& a, Pool& pool) {
-  const AttentionPlan& plan = *a.plan;
-  int64_t heads = a.cache->num_kv_heads;
-  bool is_bf16 = a.cache->dtype == Dtype::bf16;
-  parallel_for(pool, plan.num_shared_units * heads, [&](int64_t unit, int thread) {
-    if (is_bf16) run_shared_unit<uint16_t>(a, pool, plan.shared_units[unit / heads], unit % heads, thread);
-    else run_shared_unit<float>(a, pool, plan.shared_units[unit / heads], unit % heads, thread);
-  });
-  parallel_for(pool, plan.num_units * heads, [&](int64_t unit, int thread) {
-    if (is_bf16) run_unit<uint16_t>(a, pool, plan.units[unit / heads], unit % heads, thread);
-    else run_unit<float>(a, pool, plan.units[unit / heads], unit % heads, thread);
-  });
-  if (plan.num_merges)
-    parallel_for(pool, plan.num_merges * heads, [&](int64_t unit, int) { run_merge(a, plan.merges[unit / heads], unit % heads); });
+  if (a.cache->dtype == Dtype::bf16) run_units<uint16_t>(a, pool);
+  else if (a.cache->dtype == Dtype::int8) run_units<int8_t>(a, pool);
+  else run_units<float>(a, pool);
 }
 
 }  // namespace octavo::OCTAVO_ISA

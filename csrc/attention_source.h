@@ -24,6 +24,7 @@ struct Source {
   int64_t layer, head;
   int64_t padded_dim;
   T* copy;  // [kTile] keys, then as many values, in the layout of a block of kTile keys; only where not `direct`
+  uint16_t* copied_scales;  // [kTile] of those keys, then of the values
   int block_bits = __builtin_ctz(static_cast<unsigned>(kv->block_size));
   bool direct = kv->block_size >= kHalf && padded_dim == kv->head_dim;  // halves of 16 keys are read where they lie
 
@@ -35,6 +36,10 @@ struct Source {
   OCTAVO_MEMBER const T* values(int64_t position) const {
     return reinterpret_cast<const T*>(values_of(*kv, layer, table[position >> block_bits], head));
   }
+  OCTAVO_MEMBER const uint16_t* key_scales(int64_t position) const {
+    return key_scales_of(*kv, layer, table[position >> block_bits], head) + offset(position);
+  }
+  OCTAVO_MEMBER const uint16_t* value_scales(int64_t position) const { return key_scales(position) + kv->block_size; }
   OCTAVO_MEMBER int64_t offset(int64_t position) const { return position & (kv->block_size - 1); }
 
   // The tile that starts at `start` and the one after it, of which some row sees the keys of these ranges: no other block is looked up.
@@ -49,15 +54,17 @@ struct Source {
 
   OCTAVO_MEMBER Tile<T> in_place(int64_t start, Range seen) const {
     int first = seen.lo / kHalf, last = (seen.hi - 1) / kHalf;
-    Tile<T> t{{}, {}, int64_t{kv->block_size} * kDepth, padded_dim * kDepth};
+    Tile<T> t{{}, {}, int64_t{kv->block_size} * kDepth, padded_dim * kDepth, {}};
     for (int half = first; half <= last; half++) {
       int64_t position = start + half * kHalf;
       t.k[half] = keys(position) + offset(position) * kDepth;
       t.v[half] = values(position) + offset(position) * padded_dim;
+      if constexpr (kIsCodes<T>) t.scales.k[half] = key_scales(position), t.scales.v[half] = value_scales(position);
     }
     if (first == last) {  // nobody sees the other half, so any memory will do
       t.k[1 - first] = t.k[first];
       t.v[1 - first] = t.v[first];
+      if constexpr (kIsCodes<T>) t.scales.k[1 - first] = t.scales.k[first], t.scales.v[1 - first] = t.scales.v[first];
     }
     return t;
   }
@@ -68,12 +75,24 @@ struct Source {
       constexpr int kCount = decltype(count)::value;  // keys of a tile that share a block
       for (int j = seen.lo / kCount * kCount; j < seen.hi; j += kCount) {
         copy_keys<kCount>(start + j, copy + j * kDepth);
+        if constexpr (kIsCodes<T>) copy_scales<kCount>(start + j, copied_scales + j);
         if constexpr (kDepth == 2 && kCount == 1) copy_single_values(start, j, seen, v);
         else copy_values<kCount>(start + j, v + j * padded_dim);
         if (j >= seen_ahead.lo && j < seen_ahead.hi) prefetch(start + kTile + j);
       }
     });
-    return {{copy, copy + kHalf * kDepth}, {v, v + kHalf * padded_dim}, kTile * kDepth, padded_dim * kDepth};
+    Tile<T> t{{copy, copy + kHalf * kDepth}, {v, v + kHalf * padded_dim}, kTile * kDepth, padded_dim * kDepth, {}};
+    if constexpr (kIsCodes<T>) {
+      const uint16_t *k_scales = copied_scales, *v_scales = copied_scales + kTile;
+      t.scales = {{k_scales, k_scales + kHalf}, {v_scales, v_scales + kHalf}};
+    }
+    return t;
+  }
+
+  template <int kCount>
+  OCTAVO_MEMBER void copy_scales(int64_t position, uint16_t* out) const {
+    std::memcpy(out, key_scales(position), kCount * sizeof(uint16_t));
+    std::memcpy(out + kTile, value_scales(position), kCount * sizeof(uint16_t));
   }
 
   template <int kCount>
@@ -101,7 +120,8 @@ struct Source {
 
   OCTAVO_MEMBER void prefetch(int64_t position) const {
     const char *k = reinterpret_cast<const char*>(keys(position)), *v = reinterpret_cast<const char*>(values(position));
-    for (int64_t byte = 0; byte < least(kv->head_bytes, kMaxPrefetch); byte += 64) __builtin_prefetch(k + byte), __builtin_prefetch(v + byte);
+    for (int64_t byte = 0; byte < least(kv->head_bytes, kMaxPrefetch); byte += 64) fetch(k + byte), fetch(v + byte);
+    if constexpr (kIsCodes<T>) fetch(key_scales(position));
   }
   static constexpr int64_t kMaxPrefetch = 4096;  // of a block's keys: a tile's, where blocks are no larger
 };

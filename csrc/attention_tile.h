@@ -4,11 +4,20 @@
 //   range   keys [lo, hi) of the tile that a row sees; the others are skipped, never multiplied by zero
 //   state   of one row: maximum m, output o [dims] and sum l [16 lanes], both relative to exp(m)
 //
+// Where the cache holds codes (int8), queries and probabilities enter the products as 16-bit integers, relative to the largest of a query,
+// and of a row's probabilities in a tile after each took in its value's scale. The sums are exact: 256 x 127 x 32767 < 2^31.
+//
+//   score   sum(q codes x k codes) x k scale x factor of the row: 16-bit unit of q x softmax scale
+//   o       o x alpha + sum(p codes x v codes) x gain of the row: the tile's 16-bit unit of p x v scale
+//
 // What happens to a row's state is a function of its range and the tile alone. How many rows share a call, and whether
 // they see the whole tile, selects code and never an operation: each row has the same ones in the same order.
 #pragma once
+#include <type_traits>
+
 #include "attention_plan.h"
 #include "kernels.h"
+#include "lanes.h"
 #include "simd.h"
 
 #define OCTAVO_MEMBER inline __attribute__((always_inline))
@@ -27,14 +36,20 @@ inline constexpr int kValueVectors = 2;
 #endif
 inline constexpr int kHalf = kTile / 2;
 
-// Products in the cache's dtype: bf16 takes two dimensions (or keys) a step, float32 one.
+inline constexpr float kMaxInput = 32767;      // of a 16-bit input of products
+inline constexpr float kLeastTop = 0x1p-100f;  // what their unit is made of is no less, so that its inverse is finite
+
+// Products in the cache's dtype: bf16 and codes take two dimensions (or keys) a step, float32 one.
 template <class T>
 struct Product;
 
 template <>
 struct Product<uint16_t> {
+  using Input = uint16_t;  // of queries and probabilities
   using Vector = B32;
+  using Sum = F16;
   static constexpr int kDepth = 2;
+  static OCTAVO_MEMBER Sum none() { return zero(); }
   static OCTAVO_MEMBER Vector load(const uint16_t* p) { return load_pairs(p); }
   static OCTAVO_MEMBER Vector spread(const uint16_t* p) {
     uint32_t pair;
@@ -58,8 +73,11 @@ struct Product<uint16_t> {
 
 template <>
 struct Product<float> {
+  using Input = float;
   using Vector = F16;
+  using Sum = F16;
   static constexpr int kDepth = 1;
+  static OCTAVO_MEMBER Sum none() { return zero(); }
   static OCTAVO_MEMBER Vector load(const float* p) { return OCTAVO_ISA::load(p); }
   static OCTAVO_MEMBER Vector spread(const float* p) { return set1(*p); }
   static OCTAVO_MEMBER F16 add(F16 acc, Vector a, Vector b) { return fmadd(a, b, acc); }
@@ -70,12 +88,43 @@ struct Product<float> {
   }
 };
 
+template <>
+struct Product<int8_t> {
+  using Input = int16_t;
+  using Vector = S32;
+  using Sum = I16;
+  static constexpr int kDepth = 2;
+  static OCTAVO_MEMBER Sum none() { return zero_int(); }
+  static OCTAVO_MEMBER Vector load(const int8_t* p) { return load_codes(p); }
+  static OCTAVO_MEMBER Vector spread(const int16_t* p) {
+    uint32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return set1_int16_pair(pair);
+  }
+  static OCTAVO_MEMBER Sum add(Sum acc, Vector a, Vector b) { return dot_pairs(acc, a, b); }
+};
+
+template <class T>
+inline constexpr bool kIsCodes = std::is_same_v<T, int8_t>;
+template <class T>
+using Input = typename Product<T>::Input;
+
+// Where the scales of a half's 16 keys and values lie.
+template <class T>
+struct Scales {};
+template <>
+struct Scales<int8_t> {
+  const uint16_t* k[2];
+  const uint16_t* v[2];
+};
+
 template <class T>
 struct Tile {
   const T* k[2];     // step s of a half: 16 keys at k + s * k_stride
   const T* v[2];     // step s of a half: all dims at v + s * v_stride
   int64_t k_stride;  // elements
   int64_t v_stride;
+  [[no_unique_address]] Scales<T> scales;
 };
 
 // The tile at work, and the one to fetch meanwhile: each load asks for its counterpart there, so that requests to memory
@@ -103,13 +152,19 @@ struct StateLayout {
 // What the rows of a unit have in common.
 template <class T>
 struct RowSet {
-  const T* q;  // [rows / kScoreRows][steps along dim][kScoreRows][elements of a step], rounded: a step reads one line
+  const Input<T>* q;     // [rows / kScoreRows][steps along dim][kScoreRows][elements of a step], rounded: a step reads one line
+  const float* factors;  // [rows] what turns sums of products into scores
   int64_t dim;
   int64_t num_vectors;  // of 16 dims, rounded up
-  float scale;
-  float softcap;  // 0: none
+  float softcap;        // 0: none
   StateLayout layout;
-  T* p;  // [kScoreRows][kTile] scratch
+  Input<T>* p;  // [kScoreRows][kTile] scratch
+};
+
+// By what a row's output so far is multiplied and, where the cache holds codes, a tile's part of it; of up to kScoreRows rows.
+struct Growth {
+  alignas(64) float alpha[16];
+  alignas(64) float gain[16];
 };
 
 // Lane r: the maximum over the lanes of x[r], for r < N <= 8; minus infinity in the other lanes.
@@ -140,22 +195,25 @@ OCTAVO_INLINE F16 tanh(F16 x) { return set1(1.0f) - set1(2.0f) / (exp(x + x) + s
 
 OCTAVO_INLINE int clamp_half(int key) { return key < 0 ? 0 : key > kHalf ? kHalf : key; }
 
+// Asks for a line in the second-level cache: fewer requests can be under way to the first.
+OCTAVO_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 // Lanes of one half that a row sees.
 OCTAVO_INLINE F16 keep_seen(F16 a, Range seen, int half, float other) {
   return keep(a, clamp_half(seen.lo - kHalf * half), clamp_half(seen.hi - kHalf * half), other);
 }
 
-// s[r] = q[r] . k for 32 keys, dimensions ascending. q: the first row's place within its kScoreRows.
+// s[r] = q[r] . k in the products' own sums, for 32 keys, dimensions ascending. q: the first row's place within its kScoreRows.
 template <class T, int N, bool kAhead>
-OCTAVO_INLINE void score(const T* q, int64_t dim, const TilePair<T>& tiles, F16 (&s)[N][2]) {
+OCTAVO_INLINE void multiply_keys(const Input<T>* q, int64_t dim, const TilePair<T>& tiles, typename Product<T>::Sum (&s)[N][2]) {
   using P = Product<T>;
   OCTAVO_UNROLL
-  for (int r = 0; r < N; r++) s[r][0] = s[r][1] = zero();
+  for (int r = 0; r < N; r++) s[r][0] = s[r][1] = P::none();
   const T *k0 = tiles.now.k[0], *k1 = tiles.now.k[1], *next0 = tiles.ahead.k[0], *next1 = tiles.ahead.k[1];
   const int64_t stride = tiles.now.k_stride;
   for (int64_t i = 0; i < dim; i += P::kDepth, q += kScoreRows * P::kDepth) {
     auto a = P::load(k0), b = P::load(k1);
-    if (kAhead) __builtin_prefetch(next0), __builtin_prefetch(next1);
+    if (kAhead) fetch(next0), fetch(next1);
     OCTAVO_UNROLL
     for (int r = 0; r < N; r++) {
       auto x = P::spread(q + r * P::kDepth);
@@ -167,12 +225,55 @@ OCTAVO_INLINE void score(const T* q, int64_t dim, const TilePair<T>& tiles, F16 
   }
 }
 
-// Scores to probabilities relative to each row's new maximum; updates m and l, and leaves each row's factor of o in alpha.
+// The same as floats, each key's scale taken in.
+template <class T, int N, bool kAhead>
+OCTAVO_INLINE void score(const Input<T>* q, int64_t dim, const TilePair<T>& tiles, F16 (&s)[N][2]) {
+  if constexpr (kIsCodes<T>) {
+    I16 sums[N][2];
+    multiply_keys<T, N, kAhead>(q, dim, tiles, sums);
+    const F16 first = load_bf16(tiles.now.scales.k[0]), second = load_bf16(tiles.now.scales.k[1]);
+    OCTAVO_UNROLL
+    for (int r = 0; r < N; r++) s[r][0] = to_float(sums[r][0]) * first, s[r][1] = to_float(sums[r][1]) * second;
+    if (kAhead)
+      for (int h = 0; h < 2; h++) fetch(tiles.ahead.scales.k[h]), fetch(tiles.ahead.scales.v[h]);
+  } else {
+    multiply_keys<T, N, kAhead>(q, dim, tiles, s);
+  }
+}
+
+// A row's probabilities x their values' scales in place of the probabilities, which l takes in; returns the largest by lane. Products of integers
+// would hide a scale of NaN, so l shows it.
+template <bool kFull>
+OCTAVO_INLINE F16 take_in_scales(const Tile<int8_t>& tile, Range seen, F16 (&p)[2], float* l, float alpha) {
+  F16 sum = fmadd(load(l), set1(alpha), p[0] + p[1]);
+  for (int h = 0; h < 2; h++) {
+    p[h] = p[h] * load_bf16(tile.scales.v[h]);
+    if (!kFull) p[h] = keep_seen(p[h], seen, h, 0.0f);
+  }
+  store(l, fmadd(p[0] + p[1], zero(), sum));
+  return max(p[0], p[1]);
+}
+
+// What that made of N rows, as 16-bit integers, and each row's unit of them. top: the largest of each row, by lane.
+template <int N>
+OCTAVO_INLINE void place_codes(const RowSet<int8_t>& set, const F16 (&p)[N][2], const F16 (&top)[N], Growth& growth) {
+  alignas(64) float inverse[16];
+  F16 unit = max(row_maxima(top), set1(kLeastTop)) * set1(1 / kMaxInput);
+  store(growth.gain, unit);
+  store(inverse, set1(1.0f) / unit);
+  OCTAVO_UNROLL
+  for (int r = 0; r < N; r++)
+    for (int h = 0; h < 2; h++) store_int16(set.p + r * kTile + h * kHalf, p[r][h] * set1(inverse[r]));
+}
+
+// Scores to probabilities relative to each row's new maximum; updates m and l, and leaves what o is multiplied by in growth.
 template <class T, int N, bool kFull>
-OCTAVO_INLINE void soften(const RowSet<T>& set, F16 (&s)[N][2], const Range* seen, float* maxima, float* rows, float* alpha) {
+OCTAVO_INLINE void soften(const RowSet<T>& set, int row, F16 (&s)[N][2], const Tile<T>& tile, const Range* seen, float* states, Growth& growth) {
+  float *maxima = states + state_maximum(row), *rows = states + set.layout.rows + row * set.layout.size;
+  const float* factors = set.factors + row;
   F16 highest[N];
   OCTAVO_UNROLL
-  for (int r = 0; r < N; r++) s[r][0] = s[r][0] * set1(set.scale), s[r][1] = s[r][1] * set1(set.scale);
+  for (int r = 0; r < N; r++) s[r][0] = s[r][0] * set1(factors[r]), s[r][1] = s[r][1] * set1(factors[r]);
   if (set.softcap != 0)
     for (int r = 0; r < N; r++)
       for (int h = 0; h < 2; h++) s[r][h] = set1(set.softcap) * tanh(s[r][h] / set1(set.softcap));
@@ -185,21 +286,23 @@ OCTAVO_INLINE void soften(const RowSet<T>& set, F16 (&s)[N][2], const Range* see
   F16 old = load(maxima), m = max(row_maxima(highest), old);
   store(new_max, m);
   store(maxima, m);  // a whole vector, so that the next tile can take it before it has reached the cache; other rows' stay as they are
-  store(alpha, exp(old - m));
+  store(growth.alpha, exp(old - m));
   OCTAVO_UNROLL
   for (int r = 0; r < N; r++) {
-    F16 a = exp(s[r][0] - set1(new_max[r])), b = exp(s[r][1] - set1(new_max[r]));
-    if (!kFull) a = keep_seen(a, seen[r], 0, 0.0f), b = keep_seen(b, seen[r], 1, 0.0f);
+    s[r][0] = exp(s[r][0] - set1(new_max[r])), s[r][1] = exp(s[r][1] - set1(new_max[r]));
+    if (!kFull) s[r][0] = keep_seen(s[r][0], seen[r], 0, 0.0f), s[r][1] = keep_seen(s[r][1], seen[r], 1, 0.0f);
     float* sum = rows + r * set.layout.size + set.layout.sum;
-    store(sum, Product<T>::add_rounded(load(sum) * set1(alpha[r]), set.p + r * kTile, a, b));
+    if constexpr (kIsCodes<T>) highest[r] = take_in_scales<kFull>(tile, kFull ? Range{0, kTile} : seen[r], s[r], sum, growth.alpha[r]);
+    else store(sum, Product<T>::add_rounded(load(sum) * set1(growth.alpha[r]), set.p + r * kTile, s[r][0], s[r][1]));
   }
+  if constexpr (kIsCodes<T>) place_codes(set, s, highest, growth);
 }
 
 enum class Part { both, first, second };  // of a step's two keys
 
 // acc[r] += p[r][j] v[j] for the keys j of one step.
 template <class T, int N, int V, bool kAhead, Part kPart>
-OCTAVO_INLINE void weigh_step(F16 (&acc)[N][V], const T* p, const T* v, const T* next) {
+OCTAVO_INLINE void weigh_step(typename Product<T>::Sum (&acc)[N][V], const Input<T>* p, const T* v, const T* next) {
   using P = Product<T>;
   typename P::Vector weight[N];
   OCTAVO_UNROLL
@@ -209,32 +312,37 @@ OCTAVO_INLINE void weigh_step(F16 (&acc)[N][V], const T* p, const T* v, const T*
     auto x = P::load(v + 16 * c * P::kDepth);
     if constexpr (kPart == Part::first) x = first_of_pairs(x);
     if constexpr (kPart == Part::second) x = second_of_pairs(x);
-    if (kAhead) __builtin_prefetch(next + 16 * c * P::kDepth);
+    if (kAhead && 16 * c * P::kDepth * sizeof(T) % 64 == 0) fetch(next + 16 * c * P::kDepth);
     OCTAVO_UNROLL
     for (int r = 0; r < N; r++) acc[r][c] = P::add(acc[r][c], weight[r], x);
   }
 }
 
-// The keys [lo, hi) of one half, ascending. The partner of an odd end is not seen: its value must not even meet a zero.
+// The keys [lo, hi) of one half, ascending. The partner of an odd end is not seen: its value must not even meet a zero, unless it is a code.
 template <class T, int N, int V, bool kAhead>
-OCTAVO_INLINE void weigh_half(F16 (&acc)[N][V], const T* p, const T* v, const T* next, int64_t stride, int lo, int hi) {
+OCTAVO_INLINE void weigh_half(typename Product<T>::Sum (&acc)[N][V], const Input<T>* p, const T* v, const T* next, int64_t stride, int lo, int hi) {
   constexpr int kDepth = Product<T>::kDepth;
+  constexpr bool kPartners = kDepth == 2 && !kIsCodes<T>;
   int64_t s = lo / kDepth;
-  if constexpr (kDepth == 2)
+  if constexpr (kIsCodes<T>) hi = (hi + 1) / 2 * 2;
+  if constexpr (kPartners)
     if (lo % 2) weigh_step<T, N, V, kAhead, Part::second>(acc, p + 2 * s, v + s * stride, next + s * stride), s++;
   for (; s < hi / kDepth; s++) weigh_step<T, N, V, kAhead, Part::both>(acc, p + s * kDepth, v + s * stride, next + s * stride);
-  if constexpr (kDepth == 2)
+  if constexpr (kPartners)
     if (hi % 2) weigh_step<T, N, V, kAhead, Part::first>(acc, p + 2 * s, v + s * stride, next + s * stride);
 }
 
 // o[r] = o[r] * alpha[r] + sum of p[r][j] v[j] over the keys j of a range, ascending, for V vectors of dims.
 template <class T, int N, int V, bool kAhead>
-static void weigh(const T* p, const TilePair<T>& tiles, int64_t column, Range seen, float* rows, int64_t row_size, const float* alpha) {
-  F16 acc[N][V];
+static void weigh(const Input<T>* p, const TilePair<T>& tiles, int64_t column, Range seen, float* rows, int64_t row_size, int row, const Growth& growth) {
+  typename Product<T>::Sum acc[N][V];
+  auto before = [&](int r, int c) __attribute__((always_inline)) { return load(rows + r * row_size + column + 16 * c) * set1(growth.alpha[row + r]); };
   OCTAVO_UNROLL
   for (int r = 0; r < N; r++)
     OCTAVO_UNROLL
-    for (int c = 0; c < V; c++) acc[r][c] = load(rows + r * row_size + column + 16 * c) * set1(alpha[r]);
+    for (int c = 0; c < V; c++)
+      if constexpr (kIsCodes<T>) acc[r][c] = zero_int();
+      else acc[r][c] = before(r, c);
   const int64_t start = column * Product<T>::kDepth, stride = tiles.now.v_stride;
   for (int h = 0; h < 2; h++) {
     int lo = clamp_half(seen.lo - kHalf * h), hi = clamp_half(seen.hi - kHalf * h);
@@ -243,7 +351,9 @@ static void weigh(const T* p, const TilePair<T>& tiles, int64_t column, Range se
   OCTAVO_UNROLL
   for (int r = 0; r < N; r++)
     OCTAVO_UNROLL
-    for (int c = 0; c < V; c++) store(rows + r * row_size + column + 16 * c, acc[r][c]);
+    for (int c = 0; c < V; c++)
+      if constexpr (kIsCodes<T>) store(rows + r * row_size + column + 16 * c, fmadd(to_float(acc[r][c]), set1(growth.gain[row + r]), before(r, c)));
+      else store(rows + r * row_size + column + 16 * c, acc[r][c]);
 }
 
 template <int N>
@@ -259,25 +369,27 @@ OCTAVO_INLINE void with_count(int n, const F& f) {
   f(Count<Max>{});
 }
 
-// All dims of up to kValueRows rows that see the same range.
+// All dims of up to kValueRows rows, from `row` on of those at `rows`, that see the same range.
 template <class T, bool kAhead>
-OCTAVO_INLINE void weigh_rows(int n, const RowSet<T>& set, const T* p, const TilePair<T>& tiles, Range seen, float* rows, const float* alpha) {
+OCTAVO_INLINE void weigh_rows(int row, int n, const RowSet<T>& set, const TilePair<T>& tiles, Range seen, float* rows, const Growth& growth) {
+  const Input<T>* p = set.p + row * kTile;
+  rows += row * set.layout.size;
   with_count<kValueRows>(n, [&](auto count) __attribute__((always_inline)) {
     constexpr int N = decltype(count)::value;
     int64_t c = 0;
     for (; c + kValueVectors <= set.num_vectors; c += kValueVectors)
-      weigh<T, N, kValueVectors, kAhead>(p, tiles, 16 * c, seen, rows, set.layout.size, alpha);
-    for (; c < set.num_vectors; c++) weigh<T, N, 1, kAhead>(p, tiles, 16 * c, seen, rows, set.layout.size, alpha);
+      weigh<T, N, kValueVectors, kAhead>(p, tiles, 16 * c, seen, rows, set.layout.size, row, growth);
+    for (; c < set.num_vectors; c++) weigh<T, N, 1, kAhead>(p, tiles, 16 * c, seen, rows, set.layout.size, row, growth);
   });
 }
 
 // Scores and probabilities of N rows that follow each other from `row` on.
 template <class T, int N, bool kFull, bool kAhead>
-static void score_rows(const RowSet<T>& set, int row, const TilePair<T>& tiles, const Range* seen, float* states, float* alpha) {
+static void score_rows(const RowSet<T>& set, int row, const TilePair<T>& tiles, const Range* seen, float* states, Growth& growth) {
   F16 s[N][2];
-  const T* q = set.q + (row / kScoreRows * set.dim * kScoreRows + row % kScoreRows * Product<T>::kDepth);
+  const Input<T>* q = set.q + (row / kScoreRows * set.dim * kScoreRows + row % kScoreRows * Product<T>::kDepth);
   score<T, N, kAhead>(q, set.dim, tiles, s);
-  soften<T, N, kFull>(set, s, seen, states + state_maximum(row), states + set.layout.rows + row * set.layout.size, alpha);
+  soften<T, N, kFull>(set, row, s, tiles.now, seen, states, growth);
 }
 
 // The same in two steps, for a unit's first N rows and a tile that they see whole.
@@ -289,25 +401,25 @@ static __attribute__((noinline)) void keep_scores(const RowSet<T>& set, const Ti
   for (int r = 0; r < N; r++) store(scores + r * kTile, s[r][0]), store(scores + r * kTile + kHalf, s[r][1]);
 }
 template <class T, int N>
-static __attribute__((noinline)) void soften_kept(const RowSet<T>& set, const float* scores, float* states, float* alpha) {
+static __attribute__((noinline)) void soften_kept(const RowSet<T>& set, const float* scores, const Tile<T>& tile, float* states, Growth& growth) {
   F16 s[N][2];
   OCTAVO_UNROLL
   for (int r = 0; r < N; r++) s[r][0] = load(scores + r * kTile), s[r][1] = load(scores + r * kTile + kHalf);
-  soften<T, N, true>(set, s, nullptr, states, states + set.layout.rows, alpha);
+  soften<T, N, true>(set, 0, s, tile, nullptr, states, growth);
 }
 
 // Passes the states of `n` rows, from `row` on and within one group of kScoreRows, through one tile. kFull: all see all of it.
 template <class T, bool kFull, bool kAhead>
 static void attend_tile(const RowSet<T>& set, int row, int n, const TilePair<T>& tiles, const Range* seen, float* states) {
-  alignas(64) float alpha[16];
+  Growth growth;
   with_count<kScoreRows>(n, [&](auto count) __attribute__((always_inline)) {
-    score_rows<T, decltype(count)::value, kFull, kAhead>(set, row, tiles, seen, states, alpha);
+    score_rows<T, decltype(count)::value, kFull, kAhead>(set, row, tiles, seen, states, growth);
   });
   float* rows = states + set.layout.rows + row * set.layout.size;
   for (int r = 0, same; r < n; r += same) {
     Range range = kFull ? Range{0, kTile} : seen[r];
     for (same = 1; same < kValueRows && r + same < n && (kFull || seen[r + same] == range);) same++;
-    weigh_rows<T, kAhead>(same, set, set.p + r * kTile, tiles, range, rows + r * set.layout.size, alpha + r);
+    weigh_rows<T, kAhead>(r, same, set, tiles, range, rows, growth);
   }
 }
 

@@ -12,6 +12,7 @@
 
 #define OCTAVO_ISA portable
 #include "dequantize.h"
+#include "packed.h"
 #undef OCTAVO_ISA
 #include "isa.h"
 #include "kernels.h"
@@ -35,25 +36,30 @@ T* at(Address address) {
 
 Dtype dtype_of(bool is_bf16) { return is_bf16 ? Dtype::bf16 : Dtype::f32; }
 
+Dtype kv_dtype_of(const std::string& name) {
+  if (name == "float32") return Dtype::f32;
+  if (name == "bfloat16") return Dtype::bf16;
+  if (name == "int8") return Dtype::int8;
+  throw std::invalid_argument("KV dtype '" + name + "' is not known; choose one of float32, bfloat16, int8");
+}
+
 void read_layer(const KVLayout& kv, int32_t layer, Address keys, Address values) {
   for (int32_t block = 0; block < kv.num_blocks; block++) {
-    int64_t offset = block * kv.block_bytes / 2;
+    int64_t offset = int64_t{block} * kv.block_size * kv.num_kv_heads * kv.head_dim * (kv.dtype == Dtype::bf16 ? 2 : 4);
     read_block(kv, layer, block, at<char>(keys) + offset, at<char>(values) + offset);
   }
 }
 
 void bind_structs(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix")
-      .def("__init__", [](PackedMatrix* self, Address data, Address bias, int64_t out_features, int64_t in_features, bool bf16) {
-        new (self) PackedMatrix{at<void>(data), at<float>(bias), out_features, in_features, dtype_of(bf16)};
-      }, "data"_a, "bias"_a, "out_features"_a, "in_features"_a, "bf16"_a);
+      .def("__init__", [](PackedMatrix* self, Address data, Address bias, int64_t out_features, int64_t in_features, int32_t format) {
+        new (self) PackedMatrix{at<void>(data), at<float>(bias), out_features, in_features, format};
+      }, "data"_a, "bias"_a, "out_features"_a, "in_features"_a, "format"_a);
   nb::class_<KVLayout>(m, "KVLayout")
       .def("__init__", [](KVLayout* self, Address base, int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads,
-                          int32_t head_dim, bool bf16) {
-        int64_t head = static_cast<int64_t>(block_size) * head_dim * (bf16 ? 2 : 4);
-        new (self) KVLayout{at<char>(base), 2 * kv_heads * head, head, layers, blocks, block_size,
-                            kv_heads, head_dim, dtype_of(bf16)};
-      }, "base"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a)
+                          int32_t head_dim, const std::string& dtype) {
+        new (self) KVLayout(make_kv_layout(at<char>(base), layers, blocks, block_size, kv_heads, head_dim, kv_dtype_of(dtype)));
+      }, "base"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a)
       .def("read", read_layer)
       .def("fill", fill_block);
   nb::class_<AttentionBatch>(m, "AttentionBatch")
@@ -63,11 +69,11 @@ void bind_structs(nb::module_& m) {
                                   at<int32_t>(positions), at<int32_t>(num_requests), at<int32_t>(num_rows)};
       }, "query_starts"_a, "table_rows"_a, "block_tables"_a, "table_stride"_a, "positions"_a, "num_requests"_a, "num_rows"_a);
   nb::class_<StepColumns>(m, "StepColumns")
-      .def("__init__", [](StepColumns* self, Address table_rows, Address num_computed, Address num_scheduled, Address num_samples,
+      .def("__init__", [](StepColumns* self, Address table_rows, Address num_computed, Address num_scheduled, Address num_samples, Address num_drafts,
                           Address num_new_blocks, Address new_block_ids, Address replaced, Address num_requests) {
-        new (self) StepColumns{at<int32_t>(table_rows), at<int32_t>(num_computed), at<int32_t>(num_scheduled), at<int32_t>(num_samples),
+        new (self) StepColumns{at<int32_t>(table_rows), at<int32_t>(num_computed), at<int32_t>(num_scheduled), at<int32_t>(num_samples), at<int32_t>(num_drafts),
                                at<int32_t>(num_new_blocks), at<int32_t>(new_block_ids), at<int8_t>(replaced), at<int32_t>(num_requests)};
-      }, "table_rows"_a, "num_computed"_a, "num_scheduled"_a, "num_samples"_a, "num_new_blocks"_a, "new_block_ids"_a, "replaced"_a,
+      }, "table_rows"_a, "num_computed"_a, "num_scheduled"_a, "num_samples"_a, "num_drafts"_a, "num_new_blocks"_a, "new_block_ids"_a, "replaced"_a,
          "num_requests"_a);
   nb::class_<PackSource>(m, "PackSource")
       .def("__init__", [](PackSource* self, Address data, Address row_order, int64_t num_rows, int64_t row_bytes, int32_t format) {
@@ -117,12 +123,20 @@ void bind_pool(nb::module_& m) {
       .def("fork_join_seconds", fork_join_seconds, "repeats"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
-void pack(const Kernels& kernels, Pool& pool, const std::vector<PackSource>& sources, Address out, int64_t in_features, bool bf16) {
+void pack(const Kernels& kernels, Pool& pool, const std::vector<PackSource>& sources, Address out, int64_t in_features, int32_t format) {
   nb::gil_scoped_release released;
-  PackArgs args{sources.data(), static_cast<int64_t>(sources.size()), at<void>(out), in_features, dtype_of(bf16)};
+  PackArgs args{sources.data(), static_cast<int64_t>(sources.size()), at<void>(out), in_features, format};
   pool.begin_step();
   kernels.pack(args, pool);
   pool.end_step();
+}
+
+bool quantize(const Kernels& kernels, Pool& pool, const PackSource& source, int64_t columns, bool to_8_bits, Address out) {
+  nb::gil_scoped_release released;
+  pool.begin_step();
+  bool finite = kernels.quantize({source, columns, to_8_bits ? QuantizedTo::q8_0 : QuantizedTo::q4_1, at<uint8_t>(out)}, pool);
+  pool.end_step();
+  return finite;
 }
 
 void dequantize(const Kernels& kernels, const PackSource& source, Address out, int64_t size) { kernels.dequantize(source, at<float>(out), size); }
@@ -139,7 +153,9 @@ void bind_kernels(nb::module_& m) {
   m.def("select_kernels", select_kernels, "name"_a, nb::rv_policy::reference);
   m.def("formats", formats);
   m.def("sample_row_bytes", [] { return sizeof(SampleRow); });
-  m.def("pack", pack, "kernels"_a, "pool"_a, "sources"_a, "out"_a, "in_features"_a, "bf16"_a);
+  m.def("pack", pack, "kernels"_a, "pool"_a, "sources"_a, "out"_a, "in_features"_a, "format"_a);
+  m.def("matrix_bytes", portable::matrix_bytes, "format"_a, "out_features"_a, "in_features"_a);
+  m.def("quantize", quantize, "kernels"_a, "pool"_a, "source"_a, "columns"_a, "to_8_bits"_a, "out"_a);
   m.def("dequantize", dequantize, "kernels"_a, "source"_a, "out"_a, "size"_a);
 }
 

@@ -1,4 +1,4 @@
-// Element formats of checkpoints to float32. Layouts and formulas are drawn in src/octavo/kernels/dequantize.py.
+// Element formats of checkpoints, taken apart and turned to float32. Layouts and formulas are drawn in src/octavo/kernels/dequantize.py.
 //
 // Products and sums round one by one (-ffp-contract=off), so that every instruction set gives the bits of the definition.
 #include "dequantize.h"
@@ -12,192 +12,198 @@ namespace {
 OCTAVO_INLINE uint16_t load_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
 OCTAVO_INLINE uint32_t load_u32(const uint8_t* p) { return load_u16(p) | static_cast<uint32_t>(load_u16(p + 2)) << 16; }
 
-// float16 to float32 without branches: shift the exponent into place, scale by 2^112 (exact, subnormals too), restore inf and NaN.
-OCTAVO_INLINE float half_to_float(uint16_t h) {
-  uint32_t magnitude = h & 0x7fffu;
-  uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>(0x77800000u));
-  bits = magnitude >= 0x7c00u ? magnitude << 13 | 0x7f800000u : bits;
-  return std::bit_cast<float>(bits | (h & 0x8000u) << 16);
+// 32 codes from 16 bytes: low nibbles, then high ones.
+OCTAVO_INLINE void nibbles(const uint8_t* q, uint8_t* codes) {
+  for (int i = 0; i < 16; i++) codes[i] = q[i] & 15;
+  for (int i = 0; i < 16; i++) codes[16 + i] = q[i] >> 4;
 }
-OCTAVO_INLINE float load_half(const uint8_t* p) { return half_to_float(load_u16(p)); }
 
-struct F32Format {
-  static constexpr int kSize = 1, kBytes = 4;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) { *out = std::bit_cast<float>(load_u32(b)); }
-};
-struct F16Format {
-  static constexpr int kSize = 1, kBytes = 2;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) { *out = load_half(b); }
-};
-struct BF16Format {
-  static constexpr int kSize = 1, kBytes = 2;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) { *out = bf16_to_float(load_u16(b)); }
-};
-
-// 32 weights: low nibbles, then high ones, each shaped by `value`.
-template <class Value>
-OCTAVO_INLINE void nibbles(const uint8_t* q, float* out, const Value& value) {
-  for (int i = 0; i < 16; i++) out[i] = value(q[i] & 15, i);
-  for (int i = 0; i < 16; i++) out[16 + i] = value(q[i] >> 4, 16 + i);
+OCTAVO_INLINE void add_fifth_bits(uint32_t bits, uint8_t* codes) {
+  for (int i = 0; i < 32; i++) codes[i] = static_cast<uint8_t>(codes[i] | (bits >> i & 1) << 4);
 }
 
 struct Q4_0 {
-  static constexpr int kSize = 32, kBytes = 18;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b);
-    nibbles(b + 2, out, [=](int q, int) { return d * static_cast<float>(q - 8); });
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
+    nibbles(b + 2, out.codes);
   }
 };
 struct Q4_1 {
-  static constexpr int kSize = 32, kBytes = 20;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b), m = load_half(b + 2);
-    nibbles(b + 4, out, [=](int q, int) { return d * static_cast<float>(q) + m; });
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
+    out.m = load_u16(b + 2);
+    nibbles(b + 4, out.codes);
   }
 };
 struct Q5_0 {
-  static constexpr int kSize = 32, kBytes = 22;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b);
-    uint32_t fifth = load_u32(b + 2);
-    nibbles(b + 6, out, [=](int q, int i) { return d * static_cast<float>((q | static_cast<int>(fifth >> i & 1) << 4) - 16); });
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
+    nibbles(b + 6, out.codes);
+    add_fifth_bits(load_u32(b + 2), out.codes);
   }
 };
 struct Q5_1 {
-  static constexpr int kSize = 32, kBytes = 24;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b), m = load_half(b + 2);
-    uint32_t fifth = load_u32(b + 4);
-    nibbles(b + 8, out, [=](int q, int i) { return d * static_cast<float>(q | static_cast<int>(fifth >> i & 1) << 4) + m; });
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
+    out.m = load_u16(b + 2);
+    nibbles(b + 8, out.codes);
+    add_fifth_bits(load_u32(b + 4), out.codes);
   }
 };
 struct Q8_0 {
-  static constexpr int kSize = 32, kBytes = 34;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b);
-    for (int i = 0; i < 32; i++) out[i] = static_cast<float>(static_cast<int8_t>(b[2 + i])) * d;
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
+    for (int i = 0; i < 32; i++) out.codes[i] = b[2 + i] ^ 0x80;
   }
 };
 
 // The K formats: 256 weights as 2 halves of 4 rows of 32 (2-bit fields), or 4 pairs of rows of 32 (nibbles).
 struct Q2_K {
-  static constexpr int kSize = 256, kBytes = 84;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
     const uint8_t *scales = b, *q = b + 16;
-    float d = load_half(b + 80), dmin = load_half(b + 82);
+    out.d = load_u16(b + 80);
+    out.m = load_u16(b + 82);
     for (int g = 0; g < 16; g++) {
-      float scale = d * static_cast<float>(scales[g] & 15), offset = dmin * static_cast<float>(scales[g] >> 4);
+      out.scales[g] = static_cast<int8_t>(scales[g] & 15);
+      out.minima[g] = static_cast<int8_t>(scales[g] >> 4);
       const uint8_t* bytes = q + g / 8 * 32 + g % 2 * 16;
       int shift = g % 8 / 2 * 2;
-      for (int i = 0; i < 16; i++) out[16 * g + i] = scale * static_cast<float>(bytes[i] >> shift & 3) - offset;
+      for (int i = 0; i < 16; i++) out.codes[16 * g + i] = bytes[i] >> shift & 3;
     }
   }
 };
 struct Q3_K {
-  static constexpr int kSize = 256, kBytes = 110;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
     const uint8_t *high = b, *low = b + 32, *packed = b + 96;
-    float d = load_half(b + 108);
+    out.d = load_u16(b + 108);
     for (int g = 0; g < 16; g++) {
       int low_bits = g < 8 ? packed[g] & 15 : packed[g - 8] >> 4;
       int high_bits = packed[8 + g % 4] >> (g / 4 * 2) & 3;
-      float scale = d * static_cast<float>((low_bits | high_bits << 4) - 32);
+      out.scales[g] = static_cast<int8_t>((low_bits | high_bits << 4) - 32);
       const uint8_t *bytes = low + g / 8 * 32 + g % 2 * 16, *thirds = high + g % 2 * 16;
       int shift = g % 8 / 2 * 2, third = g / 2;
-      for (int i = 0; i < 16; i++) {
-        int q = (bytes[i] >> shift & 3) | (thirds[i] >> third & 1) << 2;
-        out[16 * g + i] = scale * static_cast<float>(q - 4);
-      }
+      for (int i = 0; i < 16; i++) out.codes[16 * g + i] = static_cast<uint8_t>((bytes[i] >> shift & 3) | (thirds[i] >> third & 1) << 2);
     }
   }
 };
 
-// Scale and offset of group g of eight, for Q4_K and Q5_K: 6 bits each in 12 bytes.
-OCTAVO_INLINE void scale_and_offset(const uint8_t* b, int g, float* scale, float* offset) {
-  const uint8_t* packed = b + 4;
-  int s = g < 4 ? packed[g] & 63 : (packed[4 + g] & 15) | (packed[g - 4] >> 2 & 48);
-  int m = g < 4 ? packed[4 + g] & 63 : packed[4 + g] >> 4 | (packed[g] >> 2 & 48);
-  *scale = load_half(b) * static_cast<float>(s);
-  *offset = load_half(b + 2) * static_cast<float>(m);
+// Eight 6-bit scales and eight 6-bit minima in 12 bytes.
+OCTAVO_INLINE void scales_and_minima(const uint8_t* packed, Block& out) {
+  for (int g = 0; g < 8; g++) {
+    int s = g < 4 ? packed[g] & 63 : (packed[4 + g] & 15) | (packed[g - 4] >> 2 & 48);
+    int m = g < 4 ? packed[4 + g] & 63 : packed[4 + g] >> 4 | (packed[g] >> 2 & 48);
+    out.scales[g] = static_cast<int8_t>(s);
+    out.minima[g] = static_cast<int8_t>(m);
+  }
 }
 struct Q4_K {
-  static constexpr int kSize = 256, kBytes = 144;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    for (int g = 0; g < 8; g++) {
-      float scale, offset;
-      scale_and_offset(b, g, &scale, &offset);
-      const uint8_t* bytes = b + 16 + g / 2 * 32;
-      for (int i = 0; i < 32; i++) out[32 * g + i] = scale * static_cast<float>(bytes[i] >> (g % 2 * 4) & 15) - offset;
-    }
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
+    out.m = load_u16(b + 2);
+    scales_and_minima(b + 4, out);
+    for (int g = 0; g < 8; g++)
+      for (int i = 0; i < 32; i++) out.codes[32 * g + i] = b[16 + g / 2 * 32 + i] >> (g % 2 * 4) & 15;
   }
 };
 struct Q5_K {
-  static constexpr int kSize = 256, kBytes = 176;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    for (int g = 0; g < 8; g++) {
-      float scale, offset;
-      scale_and_offset(b, g, &scale, &offset);
-      const uint8_t *fifths = b + 16, *bytes = b + 48 + g / 2 * 32;
-      for (int i = 0; i < 32; i++) {
-        int q = (bytes[i] >> (g % 2 * 4) & 15) | (fifths[i] >> g & 1) << 4;
-        out[32 * g + i] = scale * static_cast<float>(q) - offset;
-      }
-    }
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
+    out.m = load_u16(b + 2);
+    scales_and_minima(b + 4, out);
+    for (int g = 0; g < 8; g++)
+      for (int i = 0; i < 32; i++)
+        out.codes[32 * g + i] = static_cast<uint8_t>((b[48 + g / 2 * 32 + i] >> (g % 2 * 4) & 15) | (b[16 + i] >> g & 1) << 4);
   }
 };
 struct Q6_K {
-  static constexpr int kSize = 256, kBytes = 210;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b + 208);
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b + 208);
     for (int g = 0; g < 16; g++) {
-      float scale = d * static_cast<float>(static_cast<int8_t>(b[192 + g]));
+      out.scales[g] = static_cast<int8_t>(b[192 + g]);
       const uint8_t* low = b + g / 8 * 64 + g % 4 * 16;
       const uint8_t* high = b + 128 + g / 8 * 32 + g % 2 * 16;
       int low_shift = g % 8 / 4 * 4, high_shift = g % 8 / 2 * 2;
-      for (int i = 0; i < 16; i++) {
-        int q = (low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
-        out[16 * g + i] = scale * static_cast<float>(q - 32);
-      }
+      for (int i = 0; i < 16; i++)
+        out.codes[16 * g + i] = static_cast<uint8_t>((low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4);
     }
   }
 };
-
-constexpr float kIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 struct IQ4_NL {
-  static constexpr int kSize = 32, kBytes = 18;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b);
-    nibbles(b + 2, out, [=](int q, int) { return d * kIQ4[q]; });
-  }
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) { Q4_0::split(b, out); }
 };
 struct IQ4_XS {
-  static constexpr int kSize = 256, kBytes = 136;
-  OCTAVO_INLINE void decode(const uint8_t* b, float* out) {
-    float d = load_half(b);
+  OCTAVO_INLINE void split(const uint8_t* b, Block& out) {
+    out.d = load_u16(b);
     for (int g = 0; g < 8; g++) {
       int low = b[4 + g / 2] >> (g % 2 * 4) & 15, high = load_u16(b + 2) >> (2 * g) & 3;
-      float scale = d * static_cast<float>((low | high << 4) - 32);
-      nibbles(b + 8 + 16 * g, out + 32 * g, [=](int q, int) { return scale * kIQ4[q]; });
+      out.scales[g] = static_cast<int8_t>((low | high << 4) - 32);
+      nibbles(b + 8 + 16 * g, out.codes + 32 * g);
     }
   }
 };
 
-template <class Format>
-static void decode_all(const uint8_t* data, float* out, int64_t size) {
-  for (int64_t i = 0; i < size / Format::kSize; i++) Format::decode(data + i * Format::kBytes, out + i * Format::kSize);
+// A block's weights as floats: scale * (code - zero) + minimum.
+template <int32_t kFormat>
+OCTAVO_INLINE void join(const Block& b, float* out) {
+  constexpr FormatInfo info = kFormats[kFormat];
+  constexpr Form form = info.form;
+  const float d = half_to_float(b.d), m = half_to_float(b.m);
+  for (int g = 0; g < info.block_size / form.group; g++) {
+    const float scale = form.super ? d * static_cast<float>(b.scales[g]) : d;
+    const float minimum = !form.minima ? 0.0f : form.super ? -(m * static_cast<float>(b.minima[g])) : m;
+    for (int i = 0; i < form.group; i++) {
+      const uint8_t code = b.codes[form.group * g + i];
+      const float q = static_cast<float>((form.codes == Codes::table ? kIQ4Values[code] : code) - info.zero);
+      out[form.group * g + i] = form.minima ? scale * q + minimum : scale * q;
+    }
+  }
 }
 
-constexpr void (*kDecoders[])(const uint8_t*, float*, int64_t) = {
-    decode_all<F32Format>, decode_all<F16Format>, decode_all<BF16Format>, decode_all<Q4_0>, decode_all<Q4_1>,
-    decode_all<Q5_0>,      decode_all<Q5_1>,      decode_all<Q8_0>,       decode_all<Q2_K>, decode_all<Q3_K>,
-    decode_all<Q4_K>,      decode_all<Q5_K>,      decode_all<Q6_K>,       decode_all<IQ4_NL>, decode_all<IQ4_XS>,
+template <int32_t kFormat, class Format>
+static void decode(const uint8_t* data, float* out, int64_t size) {
+  constexpr FormatInfo info = kFormats[kFormat];
+  Block block;
+  for (int64_t i = 0; i < size / info.block_size; i++) {
+    Format::split(data + i * info.block_bytes, block);
+    join<kFormat>(block, out + i * info.block_size);
+  }
+}
+
+static void decode_f32(const uint8_t* data, float* out, int64_t size) {
+  for (int64_t i = 0; i < size; i++) out[i] = std::bit_cast<float>(load_u32(data + 4 * i));
+}
+static void decode_f16(const uint8_t* data, float* out, int64_t size) {
+  for (int64_t i = 0; i < size; i++) out[i] = half_to_float(load_u16(data + 2 * i));
+}
+static void decode_bf16(const uint8_t* data, float* out, int64_t size) {
+  for (int64_t i = 0; i < size; i++) out[i] = bf16_to_float(load_u16(data + 2 * i));
+}
+static void split_float(const uint8_t*, Block&) { __builtin_trap(); }
+
+template <class Format>
+static void split(const uint8_t* data, Block& out) {
+  Format::split(data, out);
+}
+
+struct Codec {
+  void (*decode)(const uint8_t*, float*, int64_t);
+  void (*split)(const uint8_t*, Block&);
 };
-static_assert(sizeof kDecoders / sizeof *kDecoders == sizeof kFormats / sizeof *kFormats);
+#define OCTAVO_CODEC(number, format) {decode<number, format>, split<format>}
+constexpr Codec kCodecs[] = {
+    {decode_f32, split_float}, {decode_f16, split_float}, {decode_bf16, split_float}, OCTAVO_CODEC(3, Q4_0),    OCTAVO_CODEC(4, Q4_1),
+    OCTAVO_CODEC(5, Q5_0),     OCTAVO_CODEC(6, Q5_1),     OCTAVO_CODEC(7, Q8_0),      OCTAVO_CODEC(8, Q2_K),    OCTAVO_CODEC(9, Q3_K),
+    OCTAVO_CODEC(10, Q4_K),    OCTAVO_CODEC(11, Q5_K),    OCTAVO_CODEC(12, Q6_K),     OCTAVO_CODEC(13, IQ4_NL), OCTAVO_CODEC(14, IQ4_XS),
+};
+#undef OCTAVO_CODEC
+static_assert(sizeof kCodecs / sizeof *kCodecs == sizeof kFormats / sizeof *kFormats);
 
 }  // namespace
 
-void dequantize_blocks(int32_t format, const uint8_t* data, float* out, int64_t size) { kDecoders[format](data, out, size); }
+void dequantize_blocks(int32_t format, const uint8_t* data, float* out, int64_t size) { kCodecs[format].decode(data, out, size); }
+
+void split_block(int32_t format, const uint8_t* data, Block& out) { kCodecs[format].split(data, out); }
 
 void dequantize(const PackSource& source, float* out, int64_t size) { dequantize_blocks(source.format, source.data, out, size); }
 

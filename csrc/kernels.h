@@ -13,7 +13,7 @@ namespace octavo {
 
 class Pool;
 
-enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+enum class Dtype : int32_t { f32 = 0, bf16 = 1, int8 = 2 };  // int8: of the KV pool
 
 inline constexpr int kPanel = 16;      // outputs per packed panel
 inline constexpr int kTile = 32;       // keys per attention tile (T): absolute positions, whatever the block size
@@ -21,14 +21,13 @@ inline constexpr int kChunk = 512;     // keys per attention chunk (C), a multip
 inline constexpr int kMaxTop = 64;     // log-probabilities per sampled row
 inline constexpr int kMaxHeadDim = 256;
 
-// A packed matrix: [ceil(out/16)] panels of [in/2][16][2] bf16 or [in][16] float; outputs past the last are zero, and so is
-// the second of the last pair where `in` is odd.
+// A packed matrix: [ceil(out/16)] panels, laid out as packed.h draws them; outputs past the last are zero.
 struct PackedMatrix {
   const void* data;
   const float* bias;  // [out] or null
   int64_t out_features;
   int64_t in_features;
-  Dtype dtype;
+  int32_t format;  // of kFormats in dequantize.h: F32, BF16 or a quantised one
 };
 
 // Tensors as they lie in a checkpoint: rows of `row_bytes`, one after the other, in an element format of dequantize.cpp.
@@ -40,13 +39,23 @@ struct PackSource {
   int32_t format;
 };
 
-// Stacks the rows of the sources into one packed matrix, rounding to its dtype.
+// Stacks the rows of the sources into one packed matrix: rounded to F32 or BF16, or as they are, all in one quantised format.
 struct PackArgs {
   const PackSource* sources;
   int64_t num_sources;
   void* out;  // whole panels of 16 rows
   int64_t in_features;
-  Dtype dtype;
+  int32_t format;
+};
+
+enum class QuantizedTo : int32_t { q8_0, q4_1 };
+
+// One tensor to blocks of 32 columns, in logical order of rows.
+struct QuantizeArgs {
+  PackSource source;
+  int64_t columns;  // a multiple of 32
+  QuantizedTo to;
+  uint8_t* out;  // num_rows x columns / 32 blocks
 };
 
 struct EmbedArgs {
@@ -58,7 +67,7 @@ struct EmbedArgs {
 };
 
 struct LinearArgs {
-  const void* x;  // dtype of the matrix
+  const void* x;  // bf16 where the matrix is, else float
   int64_t x_stride;
   const PackedMatrix* weight;
   float* out;
@@ -114,13 +123,15 @@ struct GatherArgs {
 };
 
 // The KV pool. Within one block of one layer, per KV head (so a tile of keys is read in whole vectors):
-//   bf16  K [head_dim/2][block_size][2]   V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
-//   f32   K [head_dim][block_size]        V [block_size][head_dim]
-// The pool is [num_blocks][num_layers][num_kv_heads][K, V]; kv_layout.h says why.
+//   bf16, int8  K [head_dim/2][block_size][2]   V [block_size/2][head_dim][2]   (block size 1: V [head_dim])
+//   f32         K [head_dim][block_size]        V [block_size][head_dim]
+//   int8        then bf16 scales of the keys [block_size] and of the values [block_size]: an element is code * scale
+// The pool is [num_blocks][num_layers][num_kv_heads][K, V, scales]; kv_layout.h says why.
 struct KVLayout {
   char* base;
-  int64_t block_bytes;  // of one layer: 2 * num_kv_heads * head_bytes
-  int64_t head_bytes;   // block_size * head_dim * element
+  int64_t block_bytes;  // of one layer: num_kv_heads * head_stride
+  int64_t head_stride;  // from head to head: keys, values and scales
+  int64_t head_bytes;   // of the keys, or of the values: block_size * head_dim * element
   int32_t num_layers, num_blocks, block_size, num_kv_heads, head_dim;
   Dtype dtype;
 };
@@ -217,6 +228,7 @@ struct Kernels {
   void (*paged_attention)(const AttentionArgs&, Pool&);
   void (*sample)(const SampleArgs&, Pool&);
   void (*pack)(const PackArgs&, Pool&);
+  bool (*quantize)(const QuantizeArgs&, Pool&);  // false: a weight or scale is not finite
   void (*dequantize)(const PackSource&, float* out, int64_t size);  // one row, on the caller
 };
 

@@ -2,6 +2,8 @@
 //
 //   F16  16 floats            one AVX-512 register, two of AVX2, four of NEON, or four small vectors
 //   B32  16 pairs of bf16     what one step of a bf16 product reads
+//   S32  16 pairs of int16    what one step of a product of codes reads
+//   I16  16 int32             sums of such products
 //
 //   load, store                    16 floats, at any address; load_first, store_first: the first n, zero elsewhere or untouched
 //   load_bf16, store_bf16          16 bf16 as floats; rounded to nearest even, NaN stays NaN
@@ -9,7 +11,8 @@
 //   keep(a, lo, hi, other)         lanes lo <= i < hi of a, `other` elsewhere
 //   round_nearest, scale2(a, n)    to an integer, ties to even; a * 2^n for integral n in [-126, 127]
 //   first_of_pairs, second_...     pairs with the other element zeroed; ..._as_float: that element as a float
-//   dot_pairs(acc, a, b)           acc + a.first * b.first + a.second * b.second, as the instruction orders it, or in this order
+//   dot_pairs(acc, a, b)           acc + a.first * b.first + a.second * b.second, as the instruction orders it, or in this order; of S32 exact
+//   load_codes, store_int16        32 int8 widened; 16 floats as the nearest int16, ties to even
 //
 // Everything lives in the namespace of its instruction set (see kernels.h). Sums and maxima over lanes are taken in one
 // fixed order, and fmadd rounds once where the machine can, so a kernel's bits depend on its own arguments alone.
@@ -36,6 +39,25 @@ OCTAVO_INLINE uint16_t float_to_bf16(float x) {
   uint32_t bits = std::bit_cast<uint32_t>(x);
   if (x != x) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// float16 to float32 without branches: shift the exponent into place, scale by 2^112 (exact, subnormals too), restore inf and NaN.
+OCTAVO_INLINE float half_to_float(uint16_t h) {
+  uint32_t magnitude = h & 0x7fffu;
+  uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>(0x77800000u));
+  bits = magnitude >= 0x7c00u ? magnitude << 13 | 0x7f800000u : bits;
+  return std::bit_cast<float>(bits | (h & 0x8000u) << 16);
+}
+
+// float32 to float16, to nearest even. A number below 2^-14 is added to 0.5, whose last place is that of a subnormal float16.
+OCTAVO_INLINE uint16_t float_to_half(float x) {
+  uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+  uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+  uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
+  uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
+  half = magnitude >= 0x477ff000u ? 0x7c00u : half;  // from 65520 on
+  half = magnitude > 0x7f800000u ? 0x7e00u : half;
+  return static_cast<uint16_t>(half | sign);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -89,4 +89,26 @@ OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
   return fmadd(second_as_float(a), second_as_float(b), fmadd(first_as_float(a), first_as_float(b), acc));
 }
 
+struct S32 {
+  __m256i lo, hi;
+};
+struct I16 {
+  __m256i lo, hi;
+};
+OCTAVO_INLINE __m256i load_codes_16(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+OCTAVO_INLINE S32 load_codes(const int8_t* p) { return {load_codes_16(p), load_codes_16(p + 16)}; }
+OCTAVO_INLINE S32 set1_int16_pair(uint32_t pair) {
+  __m256i v = _mm256_set1_epi32(static_cast<int>(pair));
+  return {v, v};
+}
+OCTAVO_INLINE I16 zero_int() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+OCTAVO_INLINE I16 dot_pairs(I16 acc, S32 a, S32 b) {
+  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, b.lo)), _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, b.hi))};
+}
+OCTAVO_INLINE F16 to_float(I16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+OCTAVO_INLINE void store_int16(int16_t* p, F16 a) {
+  __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(both, 0xd8));
+}
+
 }  // namespace octavo::OCTAVO_ISA

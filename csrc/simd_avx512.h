@@ -59,4 +59,23 @@ OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
 }
 #endif
 
+struct S32 {
+  __m512i v;
+};
+struct I16 {
+  __m512i v;
+};
+OCTAVO_INLINE S32 load_codes(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+OCTAVO_INLINE S32 set1_int16_pair(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
+OCTAVO_INLINE I16 zero_int() { return {_mm512_setzero_si512()}; }
+#if defined(__AVX512VNNI__)
+OCTAVO_INLINE I16 dot_pairs(I16 acc, S32 a, S32 b) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
+#else
+OCTAVO_INLINE I16 dot_pairs(I16 acc, S32 a, S32 b) { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, b.v))}; }
+#endif
+OCTAVO_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+OCTAVO_INLINE void store_int16(int16_t* p, F16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+
 }  // namespace octavo::OCTAVO_ISA

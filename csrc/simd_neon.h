@@ -81,6 +81,25 @@ OCTAVO_INLINE F16 second_as_float(B32 a) {
 OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
   return fmadd(second_as_float(a), second_as_float(b), fmadd(first_as_float(a), first_as_float(b), acc));
 }
+
+struct S32 {
+  int16x8_t v[4];
+};
+struct I16 {
+  int32x4_t v[4];
+};
+OCTAVO_INLINE S32 load_codes(const int8_t* p) { S32 r; OCTAVO_EACH r.v[i] = vmovl_s8(vld1_s8(p + 8 * i)); return r; }
+OCTAVO_INLINE S32 set1_int16_pair(uint32_t pair) { S32 r; OCTAVO_EACH r.v[i] = vreinterpretq_s16_u32(vdupq_n_u32(pair)); return r; }
+OCTAVO_INLINE I16 zero_int() { I16 r; OCTAVO_EACH r.v[i] = vdupq_n_s32(0); return r; }
+OCTAVO_INLINE I16 dot_pairs(I16 acc, S32 a, S32 b) {
+  OCTAVO_EACH {
+    int32x4_t low = vmull_s16(vget_low_s16(a.v[i]), vget_low_s16(b.v[i])), high = vmull_high_s16(a.v[i], b.v[i]);
+    acc.v[i] = vaddq_s32(acc.v[i], vpaddq_s32(low, high));
+  }
+  return acc;
+}
+OCTAVO_INLINE F16 to_float(I16 a) { F16 r; OCTAVO_EACH r.v[i] = vcvtq_f32_s32(a.v[i]); return r; }
+OCTAVO_INLINE void store_int16(int16_t* p, F16 a) { OCTAVO_EACH vst1_s16(p + 4 * i, vmovn_s32(vcvtnq_s32_f32(a.v[i]))); }
 #undef OCTAVO_EACH
 
 }  // namespace octavo::OCTAVO_ISA

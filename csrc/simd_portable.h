@@ -77,6 +77,34 @@ OCTAVO_INLINE F16 second_as_float(B32 a) { F16 r; OCTAVO_EACH r.v[i] = std::bit_
 OCTAVO_INLINE F16 dot_pairs(F16 acc, B32 a, B32 b) {
   return fmadd(second_as_float(a), second_as_float(b), fmadd(first_as_float(a), first_as_float(b), acc));
 }
+
+struct S32 {
+  Int4 first[4], second[4];
+};
+struct I16 {
+  Int4 v[4];
+};
+OCTAVO_INLINE S32 load_codes(const int8_t* p) {
+  S32 r;
+  OCTAVO_EACH {
+    r.first[i] = Int4{p[8 * i], p[8 * i + 2], p[8 * i + 4], p[8 * i + 6]};
+    r.second[i] = Int4{p[8 * i + 1], p[8 * i + 3], p[8 * i + 5], p[8 * i + 7]};
+  }
+  return r;
+}
+OCTAVO_INLINE S32 set1_int16_pair(uint32_t pair) {
+  const int32_t first = static_cast<int16_t>(pair), second = static_cast<int16_t>(pair >> 16);
+  S32 r;
+  OCTAVO_EACH r.first[i] = Int4{first, first, first, first}, r.second[i] = Int4{second, second, second, second};
+  return r;
+}
+OCTAVO_INLINE I16 zero_int() { return {}; }
+OCTAVO_INLINE I16 dot_pairs(I16 acc, S32 a, S32 b) { OCTAVO_EACH acc.v[i] += a.first[i] * b.first[i] + a.second[i] * b.second[i]; return acc; }
+OCTAVO_INLINE F16 to_float(I16 a) { F16 r; OCTAVO_EACH r.v[i] = __builtin_convertvector(a.v[i], Float4); return r; }
+OCTAVO_INLINE void store_int16(int16_t* p, F16 a) {
+  const F16 whole = round_nearest(a);
+  OCTAVO_EACH for (int j = 0; j < 4; j++) p[4 * i + j] = whole.v[i][j] == whole.v[i][j] ? static_cast<int16_t>(whole.v[i][j]) : 0;
+}
 #undef OCTAVO_EACH
 
 }  // namespace octavo::OCTAVO_ISA

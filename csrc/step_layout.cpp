@@ -43,13 +43,14 @@ void lay_out_rows(const LayOutRowsArgs& a, Pool&) {
 void lay_out_samples(const LayOutSamplesArgs& a, Pool&) {
   int32_t s = 0;
   for (int32_t i = 0; i < *a.columns.num_requests; i++) {
-    const int32_t count = a.columns.num_samples[i];
+    const int32_t count = a.columns.num_samples[i], num_drafts = a.columns.num_drafts[i];
     for (int32_t sample = 0; sample < count; sample++, s++) {
       SampleRow& row = a.rows[s] = a.params[a.columns.table_rows[i]];
-      row.num_known = a.columns.num_computed[i] + a.columns.num_scheduled[i];
+      const int32_t left = num_drafts > 0 ? num_drafts - sample : 0;  // rows of this request behind this one
+      row.num_known = a.columns.num_computed[i] + a.columns.num_scheduled[i] - left;
       row.position = static_cast<uint32_t>(row.num_known - row.prompt_len);
-      if (count > 1) row.sample_index = static_cast<uint32_t>(sample);
-      a.sampled_rows[s] = a.query_starts[i + 1] - 1;
+      if (count > 1 && num_drafts == 0) row.sample_index = static_cast<uint32_t>(sample);
+      a.sampled_rows[s] = a.query_starts[i + 1] - 1 - left;
     }
   }
 }

@@ -18,6 +18,7 @@ struct StepColumns {
   const int32_t* num_computed;
   const int32_t* num_scheduled;
   const int32_t* num_samples;
+  const int32_t* num_drafts;
   const int32_t* num_new_blocks;
   const int32_t* new_block_ids;
   const int8_t* replaced;

@@ -14,6 +14,7 @@ void copy_blocks(const CopyBlocksArgs&, Pool&);
 void paged_attention(const AttentionArgs&, Pool&);
 void sample(const SampleArgs&, Pool&);
 void pack(const PackArgs&, Pool&);
+bool quantize(const QuantizeArgs&, Pool&);
 void dequantize(const PackSource&, float*, int64_t);
 
 #define OCTAVO_STRING(x) #x
@@ -22,7 +23,7 @@ void dequantize(const PackSource&, float*, int64_t);
 extern const Kernels kernels;
 const Kernels kernels = {
     OCTAVO_NAME(OCTAVO_ISA), embed,       linear,          rms_norm, rotary, gated_activation, gather_rows,
-    write_kv,                copy_blocks, paged_attention, sample,   pack,   dequantize,
+    write_kv,                copy_blocks, paged_attention, sample,   pack,   quantize,         dequantize,
 };
 
 }  // namespace octavo::OCTAVO_ISA

@@ -10,6 +10,14 @@ import pytest
 from octavo import LLM
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
     """SmolLM2-135M in bfloat16 with a small cache."""

@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": {"kernels", "errors", "splitmix", "_native"},
     "models.spec": {"errors"},
     "models.architectures": {"errors", "models.spec"},
+    "models.weight_formats": {"errors", "models.spec"},
     "models": {"models", "kernels", "errors"},
     "runner": {"runner", "models", "kernels", "scheduler.step", "request", "config", "errors"},
     "text": {"text", "errors"},
@@ -45,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "blocks",
         "models.spec",
         "models.architectures",
+        "models.weight_formats",
         "request",
         "limits",
         "config",
@@ -53,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"engine", "text", "request", "config", "errors"},
 }
 NO_ARRAYS = ("errors", "config", "request", "splitmix", "limits", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",
-             "models.spec", "models.architectures", "text", "planner")  # fmt: skip
+             "models.spec", "models.architectures", "models.weight_formats", "text", "planner")  # fmt: skip
 MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
 
 

@@ -158,7 +158,7 @@ def test_a_request_that_forbids_every_token_fails_alone(idle: LLM) -> None:
 
 
 def test_chat_answers(idle: LLM) -> None:
-    [output] = idle.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0.0, max_tokens=40))
+    [output] = idle.chat([{"role": "user", "content": "Name the capital of France."}], SamplingParams(temperature=0.0, max_tokens=40))
     assert "Paris" in output.outputs[0].text and output.outputs[0].finish_reason is FinishReason.STOP
     two = idle.chat([[{"role": "user", "content": "Hi"}], [{"role": "user", "content": "Name a colour."}]], GREEDY)
     assert len(two) == 2

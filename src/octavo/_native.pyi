@@ -16,14 +16,14 @@ class Pool:
         """Seconds of a job in which every thread takes part, averaged over a step."""
 
 class PackedMatrix:
-    def __init__(self, data: int, bias: int, out_features: int, in_features: int, bf16: bool) -> None: ...
+    def __init__(self, data: int, bias: int, out_features: int, in_features: int, format: int) -> None: ...
 
 class PackSource:
     def __init__(self, data: int, row_order: int, num_rows: int, row_bytes: int, format: int) -> None: ...
 
 class KVLayout:
     def __init__(
-        self, base: int, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, bf16: bool
+        self, base: int, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> None: ...
     def read(self, layer: int, keys: int, values: int) -> None: ...
     def fill(self, block: int, value: float) -> None: ...
@@ -47,6 +47,7 @@ class StepColumns:
         num_computed: int,
         num_scheduled: int,
         num_samples: int,
+        num_drafts: int,
         num_new_blocks: int,
         new_block_ids: int,
         replaced: int,
@@ -156,6 +157,14 @@ def formats() -> list[tuple[str, int, int]]:
     """Element formats of checkpoints: name, weights per block, bytes per block."""
 
 def sample_row_bytes() -> int: ...
-def pack(kernels: Kernels, pool: Pool, sources: Sequence[PackSource], out: int, in_features: int, bf16: bool) -> None: ...
+def pack(kernels: Kernels, pool: Pool, sources: Sequence[PackSource], out: int, in_features: int, format: int) -> None:
+    """Sources into one packed matrix of an element format: F32, BF16, or the quantised one that they all have."""
+
+def matrix_bytes(format: int, out_features: int, in_features: int) -> int:
+    """Bytes of a packed matrix."""
+
+def quantize(kernels: Kernels, pool: Pool, source: PackSource, columns: int, to_8_bits: bool, out: int) -> bool:
+    """To Q8_0 or Q4_1; False where a weight or scale is not finite."""
+
 def dequantize(kernels: Kernels, source: PackSource, out: int, size: int) -> None:
     """``size`` weights as float32, on the calling thread."""

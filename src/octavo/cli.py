@@ -31,7 +31,11 @@ app.command()(serve)
 register_planning(app)
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Directory, .gguf file, hub id, or short name of an installed model package.")]
-Dtype = Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")]
+Dtype = Annotated[str, typer.Option(help="auto (bfloat16; quantised weights stay so), float32 or bfloat16.")]
+Quantize = Annotated[
+    str | None, typer.Option(help="native keeps quantised weights; int8 and int4 quantise (kept on disk for the next start).")
+]
+KVDtype = Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")]
 KVMemory = Annotated[
     str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")
@@ -44,6 +48,9 @@ PrefixCaching = Annotated[bool, typer.Option(help="Keep computed blocks findable
 ForkMode = Annotated[
     Literal["copy_on_write", "recompute"],
     typer.Option(help="How samples share their prompt: as forks, or as requests through the prefix cache."),
+]
+SpeculativeTokens = Annotated[
+    int, typer.Option(help="Most guesses at a request's next tokens that a step checks: faster where text repeats. 0 is off; try 8.")
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")]
@@ -99,6 +106,8 @@ def generate(
     early_stopping: Annotated[str, typer.Option(help="When a beam search ends: true, false or never.")] = "false",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     num_blocks: NumBlocks = None,
@@ -107,6 +116,7 @@ def generate(
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
     enable_prefix_caching: PrefixCaching = True,
     fork_mode: ForkMode = "copy_on_write",
+    speculative_tokens: SpeculativeTokens = 0,
     threads: Threads = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -153,9 +163,12 @@ def chat(
     repetition_penalty: RepetitionPenalty = 1.1,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     max_model_len: MaxModelLen = None,
+    speculative_tokens: SpeculativeTokens = 0,
     threads: Threads = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -190,6 +203,8 @@ def offline(
     output_len: Annotated[int, typer.Option(help="Mean output length of drawn requests.")] = 64,
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     num_blocks: NumBlocks = None,
@@ -198,6 +213,7 @@ def offline(
     max_num_batched_tokens: MaxNumBatchedTokens = 512,
     enable_prefix_caching: PrefixCaching = True,
     fork_mode: ForkMode = "copy_on_write",
+    speculative_tokens: SpeculativeTokens = 0,
     threads: Threads = None,
     device: Device = "auto",
     seed: Seed = 0,
@@ -238,6 +254,8 @@ def sharing(
     fork_mode: ForkMode = "copy_on_write",
     model: Model = "smollm2-135m",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    kv_dtype: KVDtype = "auto",
     block_size: BlockSize = 16,
     kv_memory: KVMemory = None,
     max_model_len: MaxModelLen = 2048,
@@ -266,11 +284,42 @@ def sharing(
         print_timings(timings)
 
 
+@bench.command()
+def kernels(
+    model: Model = "smollm2-135m",
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    block_size: BlockSize = 16,
+    threads: Threads = None,
+    device: Device = "auto",
+    output: Annotated[Path | None, typer.Option(help="File of the profile. Default: where octavo plan and simulate look for it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how long steps and attention take on this machine. Takes a minute or two for a small model.
+
+    Writes a profile, which octavo simulate and octavo plan use from then on for this model.
+
+    [bold]Example[/]
+
+        octavo bench kernels --model smollm2-135m
+
+        octavo simulate chat --model smollm2-135m --rate 1
+    """
+    from octavo.bench.kernels import NUM_PARTS, describe_profile, engine_config, measure_profile
+    from octavo.planner.profile import profile_path
+
+    with _Progress(NUM_PARTS, quiet=as_json, what="measurements") as progress:
+        profile, measured = measure_profile(engine_config(model, dtype, quantize, block_size, threads, device), progress.advance)
+    path = output or profile_path(profile.model, profile.weights)
+    profile.save(path)
+    print(path.read_text() if as_json else f"{describe_profile(profile, measured)}\n\nWritten to {path}")
+
+
 def _load(options: dict[str, Any]) -> LLM:
     from octavo.llm import LLM
 
-    names = ["dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-             "enable_prefix_caching", "fork_mode", "threads", "device", "seed"]  # fmt: skip
+    names = ["dtype", "quantize", "kv_dtype", "block_size", "kv_memory", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+             "enable_prefix_caching", "fork_mode", "speculative_tokens", "threads", "device", "seed"]  # fmt: skip
     return LLM(options["model"], **{name: options[name] for name in names if name in options})
 
 
@@ -302,9 +351,9 @@ def _read_prompts(prompts: list[str], file: Path | None) -> list[str]:
 
 
 class _Progress:
-    """A bar with tokens per second and KV use, on a terminal."""
+    """A bar on a terminal; of requests with tokens per second and KV use."""
 
-    def __init__(self, num_requests: int, quiet: bool) -> None:
+    def __init__(self, total: int, quiet: bool, what: str = "requests") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -313,7 +362,7 @@ class _Progress:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeElapsedColumn(),
             console=console, transient=True, disable=quiet or not console.is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task("requests", total=num_requests, speed="")
+        self._task = self._bar.add_task(what, total=total, speed="")
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -321,6 +370,9 @@ class _Progress:
 
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
+
+    def advance(self) -> None:
+        self._bar.advance(self._task)
 
     def report(self, stats: dict[str, Any]) -> None:
         elapsed = self._bar.tasks[0].elapsed or 1e-9

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from octavo.planner.known_models import PlannedModel
-    from octavo.planner.latency_model import LatencyModel
+    from octavo.planner.latency_model import Device
+    from octavo.planner.profile import Profile
     from octavo.planner.workload import SimRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -19,7 +21,12 @@ Memory = Annotated[
 ]
 Gpu = Annotated[str | None, typer.Option(help="A device by name, such as H100: its memory, and its published speed.")]
 Trace = Annotated[Path | None, typer.Option(help="CSV or JSON lines with arrivals, prompt and output tokens.")]
-Dtype = Annotated[str, typer.Option(help="Of the weights: bfloat16, float32, fp8 or int8.")]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option("--profile", help="Times that octavo bench kernels measured. Default: without --gpu, those of this model, if any."),
+]
+Dtype = Annotated[str, typer.Option(help="Of the weights: auto, bfloat16, float32, or fp8 and int8 on other machines.")]
+Quantize = Annotated[str | None, typer.Option(help="native, int8 or int4, as the engine would be started with.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -32,8 +39,12 @@ def plan(
     model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, well-known name, or installed model package.")],
     memory: Memory = None,
     gpu: Gpu = None,
-    dtype: Dtype = "bfloat16",
-    kv_dtype: Annotated[list[str] | None, typer.Option(help="Of keys and values; may be given several times.")] = None,
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    kv_dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of keys and values: bfloat16, float32, int8 or fp8; several to compare, the first for the engine's start."),
+    ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block, for the engine's start and the settings.")] = 16,
     kv_memory: Annotated[str | None, typer.Option(help="As the engine would be started with.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="As the engine would be started with.")] = None,
@@ -43,7 +54,8 @@ def plan(
     prompt_len: Annotated[int, typer.Option(help="Typical prompt.")] = 161,
     output_len: Annotated[int, typer.Option(help="Typical output.")] = 339,
     trace: Trace = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second to serve: how many replicas? Needs --gpu.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second to serve: how many replicas? Needs --gpu or a profile.")] = None,
+    profile: ProfileFile = None,
     tensor_parallel: Annotated[
         int | None, typer.Option(help="Devices that share the model. Default: with --gpu as few as will do, else 1.")
     ] = None,
@@ -54,6 +66,8 @@ def plan(
     [bold]Examples[/]
 
         octavo plan llama-3.1-8b --memory 24GiB --max-model-len 8192
+
+        octavo plan llama-3.1-8b --memory 8GiB --quantize int4
 
         octavo plan llama-3.1-70b --gpu H100 --rate 5
 
@@ -71,11 +85,12 @@ def plan(
         CacheConfig(block_size, kv_memory, num_blocks),
         SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
         dtype=dtype,
-        kv_dtypes=tuple(kv_dtype or ("bfloat16", "fp8")),
+        quantize=quantize,
+        kv_dtypes=tuple(kv_dtype or ("bfloat16", "int8")),
         lengths=lengths,
         tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
     )
-    load = load_for(planned, found, lengths, rate, gpu) if rate is not None else None
+    load = load_for(planned, found, lengths, rate, _device(gpu, profile, model, quantize or dtype)) if rate is not None else None
     if as_json:
         print(json.dumps(found.as_dict() | {"load": load and load.as_dict()}, indent=1))
     else:
@@ -93,16 +108,23 @@ def simulate(
     num_requests: Annotated[int, typer.Option(help="Requests to draw, or to take from the trace.")] = 500,
     rate: Annotated[float | None, typer.Option(help="Requests a second, instead of the workload's own.")] = None,
     speed: Annotated[float, typer.Option(help="How many times faster a trace is played.")] = 1.0,
+    n: Annotated[int | None, typer.Option("--n", help="Samples of each request, which share its prompt.")] = None,
+    beam_width: Annotated[int | None, typer.Option(help="Decode each request by a beam search of this width.")] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="As in octavo plan.")] = "llama-3.1-8b",
-    gpu: Annotated[str, typer.Option(help="A device by name: its memory and published speed.")] = "A100-40GB",
+    gpu: Annotated[
+        str | None, typer.Option(help="A device by name: its memory and published speed. Default without a profile: A100-40GB.")
+    ] = None,
+    profile: ProfileFile = None,
     memory: Memory = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="Bytes for keys and values, instead of what the device has left; several, comma-separated.")
     ] = None,
-    latency: Annotated[
-        Path | None, typer.Option(help="JSON with the coefficients of a fitted latency model, instead of the device's.")
-    ] = None,
-    scheme: Annotated[str, typer.Option(help="Comma-separated: paged, maximum, power_of_two, oracle, growing, static; or all.")] = "paged",
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: paged, maximum, power_of_two, oracle, growing, each alone or with +static for static batching; or all."
+        ),
+    ] = "paged",
     block_size: Annotated[str, typer.Option(help="Tokens per block; several, comma-separated, or sweep for 1 to 256.")] = "16",
     placement: Annotated[str, typer.Option(help="Of contiguous regions: first_fit or buddy.")] = "first_fit",
     prefix_caching: Annotated[bool, typer.Option(help="Find the beginnings of prompts in the cache.")] = True,
@@ -110,7 +132,10 @@ def simulate(
     max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
     replicas: Annotated[int, typer.Option(help="Engines behind a router.")] = 1,
-    router: Annotated[str, typer.Option(help="round_robin, least_loaded or prefix_aware.")] = "round_robin",
+    router: Annotated[str, typer.Option(help="round_robin, sticky (by conversation), least_loaded or prefix_aware.")] = "round_robin",
+    processes: Annotated[
+        int | None, typer.Option(help="Most processes for the replicas of a router that needs no answers. Default: the CPUs there are.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: .png or .svg. Needs matplotlib.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report: one HTML file with everything in it. Needs matplotlib.")] = None,
@@ -124,24 +149,36 @@ def simulate(
 
         octavo simulate chat --rate 20 --scheme all --kv-memory 4GiB
 
+        octavo simulate chat --model smollm2-135m --rate 1
+
         octavo simulate --trace mooncake_conversation.jsonl --num-requests 1000 --max-model-len 131072 --gpu H100
 
         octavo simulate rag --block-size sweep --html report.html
+
+        octavo simulate chat --n 4
+
+        octavo simulate chat --num-requests 1000000 --replicas 200 --rate 2000 --router sticky
     """
+    from octavo.planner.latency_model import named_device
     from octavo.planner.studies import Study, run_study, show
+    from octavo.planner.workload import with_outputs
 
     if paper:
         _paper(plot, as_json)
         return
-    planned = find_model(model)
+    planned, device = find_model(model), _device(gpu, profile, model)
+    if device is None:
+        gpu = "A100-40GB"
+        device = named_device(gpu)
     requests = _trace(trace, num_requests, speed) if trace else _drawn(workload, num_requests, rate, max_model_len, seed)
+    if n is not None or beam_width is not None:
+        requests = with_outputs(requests, n, beam_width)
     study = Study(
         title=trace.name if trace else workload,
         model=planned,
-        gpu=gpu,
+        device=device,
         memory=_memory(memory, gpu),
         kv_memory=kv_memory,
-        latency=_fitted(latency),
         schemes=_list(scheme),
         block_sizes=_list(block_size),
         placement=placement,
@@ -151,6 +188,7 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         num_replicas=replicas,
         router=router,
+        processes=processes or _num_cpus(),
     )
     show(run_study(study, requests), plot, html, as_json)
 
@@ -180,7 +218,8 @@ def find_model(name: str) -> PlannedModel:
     from octavo.models.weights import open_checkpoint
 
     try:
-        return PlannedModel(name, open_checkpoint(locate(name)).spec)
+        checkpoint = open_checkpoint(locate(name))
+        return PlannedModel(name, checkpoint.spec, formats=checkpoint.formats())
     except ModelLoadError as error:
         raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
 
@@ -211,18 +250,20 @@ def _drawn(name: str, count: int, rate: float | None, max_model_len: int, seed: 
     return (workload if rate is None else workload.at_rate(rate)).requests(count, seed)
 
 
-def _fitted(path: Path | None) -> LatencyModel | None:
-    from octavo.errors import ConfigError
-    from octavo.planner.latency_model import LinearLatency
+def _device(gpu: str | None, profile: Path | None, model: str, weights: str = "auto") -> Device | Profile | None:
+    """What tells the time of a step: a device that was named, else a profile; None where there is neither."""
+    from octavo.planner.latency_model import named_device
+    from octavo.planner.profile import find_profile, read_profile
 
-    if path is None:
-        return None
-    try:
-        values: dict[str, Any] = json.loads(path.read_text())
-        return LinearLatency(**{name: float(value) for name, value in values.items()})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        names = ", ".join(LinearLatency().as_dict())
-        raise ConfigError(f"{path} is no latency model ({error}): it must be a JSON object of seconds, with names among {names}") from error
+    if gpu is not None and profile is None:
+        return named_device(gpu)
+    found = profile or find_profile(model, weights)
+    return None if found is None else read_profile(found)
+
+
+def _num_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _list(text: str) -> tuple[str, ...]:

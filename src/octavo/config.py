@@ -13,7 +13,11 @@ from octavo.errors import ConfigError
 
 LEGAL_BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = ("auto", "float32", "bfloat16", "int8")
+QUANTIZE = ("native", "int8", "int4")
 DEVICES = ("auto", "cpu", "reference")
+MAX_SPECULATIVE_TOKENS = 64
+MAX_NGRAM = 64
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -47,10 +51,16 @@ class ModelConfig:
     model: str = "smollm2-135m"
     """A directory with config.json and safetensors, a .gguf file, a hub id, or the short name of an installed model package."""
     dtype: str = "auto"
-    """Type of weights, inputs of products and KV cache: auto (bfloat16), float32 or bfloat16."""
+    """Type of weights that are not quantised, inputs of their products: auto (bfloat16), float32 or bfloat16. With auto,
+    quantised weights are kept as they are; an explicit dtype without ``quantize`` dequantises them."""
+    quantize: str | None = None
+    """native keeps a file's quantised weights as they are. int8 brings every matrix to Q8_0; int4 those of the layers to Q4_1, and embedding
+    and head to Q8_0, but leaves matrices alone that have 4 bits already. Norms and biases are never quantised."""
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        legal = self.quantize is None or self.quantize in QUANTIZE
+        _require(legal, f"quantize {self.quantize!r} is not known; choose one of {', '.join(QUANTIZE)}, or None")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +73,15 @@ class CacheConfig:
     """Number of KV blocks, instead of kv_memory."""
     enable_prefix_caching: bool = True
     """Keep what was computed findable, so that a request whose first tokens are cached does not compute them again."""
+    kv_dtype: str = "auto"
+    """Type of keys and values: auto (the model's dtype), float32, bfloat16 or int8 (half the bytes of bfloat16, a scale per token and head)."""
+
+    def dtype_for(self, dtype: str) -> str:
+        """The KV dtype of a model in ``dtype``."""
+        return dtype if self.kv_dtype == "auto" else self.kv_dtype
 
     def __post_init__(self) -> None:
+        _require(self.kv_dtype in KV_DTYPES, f"kv_dtype {self.kv_dtype!r} is not known; choose one of {', '.join(KV_DTYPES)}")
         _require(
             self.block_size in LEGAL_BLOCK_SIZES,
             f"block_size {self.block_size} is not legal; choose one of {', '.join(map(str, LEGAL_BLOCK_SIZES))}",
@@ -93,6 +110,13 @@ class SchedulerConfig:
     fork_mode: Literal["copy_on_write", "recompute"] = "copy_on_write"
     """How the samples of a request share its prompt: they fork when it is computed and copy a shared, partly filled block when they
     write into it; or they are separate requests that find the prompt's full blocks in the prefix cache and compute the rest again."""
+    speculative_tokens: int = 0
+    """Most drafts that a request computes in a step beside its next token: guesses from its own tokens, kept where they are what is
+    sampled. Changes time alone, never a token. How many are made, if any, follows from how many were right. 0 makes none; 8 is a good number."""
+    speculative_ngram_min: int = 2
+    """Drafts are what followed the last tokens where they occurred before: at least so many of them, and ..."""
+    speculative_ngram_max: int = 8
+    """... of several places the one that agrees in the most last tokens, of which so many count."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -102,6 +126,17 @@ class SchedulerConfig:
         legal = ("copy_on_write", "recompute")
         _require(self.fork_mode in legal, f"fork_mode {self.fork_mode!r} is not known; choose one of {', '.join(legal)}")
         _require(self.max_passed_over >= 0, f"max_passed_over must not be negative, not {self.max_passed_over}")
+        self._check_speculation()
+
+    def _check_speculation(self) -> None:
+        drafts, shortest, longest = self.speculative_tokens, self.speculative_ngram_min, self.speculative_ngram_max
+        _require(
+            0 <= drafts <= MAX_SPECULATIVE_TOKENS, f"speculative_tokens must be from 0 (off) to {MAX_SPECULATIVE_TOKENS}, not {drafts}"
+        )
+        _require(
+            1 <= shortest <= longest <= MAX_NGRAM,
+            f"1 <= speculative_ngram_min <= speculative_ngram_max <= {MAX_NGRAM} must hold, but they are {shortest} and {longest}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,14 @@ import sys
 from typing import Any
 
 from octavo import __version__
+from octavo.config import KV_DTYPES
 from octavo.engine.memory import available_memory, cgroup_limit, format_bytes
 from octavo.errors import OctavoError
 from octavo.kernels.backends import describe
 from octavo.models.locate import locate
+from octavo.models.quantised_cache import cache_directory, cache_size
+from octavo.models.weight_formats import choose_formats
+from octavo.models.weights import open_checkpoint
 
 
 def diagnose() -> dict[str, Any]:
@@ -24,13 +28,15 @@ def diagnose() -> dict[str, Any]:
         "python": f"{platform.python_version()} ({sys.executable})",
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {_affinity()} usable",
         **kernels,
+        "kv_dtypes": KV_DTYPES[1:],
         "memory_available": available_memory(),
         "cgroup_limit": None if limit is None else limit[0],
         "gpu": _gpu(),
+        "quantised_weights": _quantised_weights(),
         "problems": [],
     }
     try:
-        facts["default_model"] = str(locate("smollm2-135m"))
+        facts["default_model"], facts["default_weights"] = _default_model()
     except OctavoError as error:
         facts["default_model"] = None
         facts["problems"].append(str(error))
@@ -54,6 +60,20 @@ def print_report(facts: dict[str, Any]) -> None:
         console.print(f"[red]problem:[/] {problem}")
     if not facts["problems"]:
         console.print("[green]everything needed is there[/]")
+
+
+def _default_model() -> tuple[str, str]:
+    """Where it is, and the formats that its weights run in by default."""
+    path = locate("smollm2-135m")
+    checkpoint = open_checkpoint(path)
+    return str(path), choose_formats(checkpoint.spec, checkpoint.formats(), "auto", None).describe()
+
+
+def _quantised_weights() -> str:
+    try:
+        return f"kept in {cache_directory()}, {format_bytes(cache_size())}"
+    except OSError as error:
+        return f"not kept: {error}"
 
 
 def _affinity() -> int:

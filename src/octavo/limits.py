@@ -71,7 +71,7 @@ def _prompt_array(token_ids: Sequence[int], vocab_size: int) -> array[int]:
             f"the prompt must be a list of token ids from 0 to {vocab_size - 1}; {_first_bad(token_ids, vocab_size)}"
         ) from None
     _require(len(prompt) > 0, "the prompt is empty; give at least one token")
-    if min(prompt) < 0 or max(prompt) >= vocab_size or bool in set(map(type, token_ids)):
+    if min(prompt) < 0 or max(prompt) >= vocab_size or (not isinstance(token_ids, array) and bool in set(map(type, token_ids))):
         raise InvalidRequestError(
             f"the prompt has an unknown token id: {_first_bad(token_ids, vocab_size)}; legal are 0 to {vocab_size - 1}"
         )

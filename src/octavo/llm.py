@@ -38,6 +38,8 @@ class LLM(AbstractContextManager["LLM"]):
         model: str = "smollm2-135m",
         *,
         dtype: str = "auto",
+        quantize: str | None = None,
+        kv_dtype: str = "auto",
         block_size: int = 16,
         kv_memory: str | int | None = None,
         num_blocks: int | None = None,
@@ -47,15 +49,27 @@ class LLM(AbstractContextManager["LLM"]):
         policy: Literal["fcfs", "priority"] = "fcfs",
         enable_prefix_caching: bool = True,
         fork_mode: Literal["copy_on_write", "recompute"] = "copy_on_write",
+        speculative_tokens: int = 0,
+        speculative_ngram_min: int = 2,
+        speculative_ngram_max: int = 8,
         threads: int | None = None,
         device: str = "auto",
         shared_prefix_attention: bool = True,
         seed: int = 0,
     ) -> None:
         config = EngineConfig(
-            model=ModelConfig(model, dtype),
-            cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
-            scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),
+            model=ModelConfig(model, dtype, quantize),
+            cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching, kv_dtype),
+            scheduler=SchedulerConfig(
+                max_num_seqs,
+                max_num_batched_tokens,
+                max_model_len,
+                policy,
+                fork_mode=fork_mode,
+                speculative_tokens=speculative_tokens,
+                speculative_ngram_min=speculative_ngram_min,
+                speculative_ngram_max=speculative_ngram_max,
+            ),
             device=DeviceConfig(device, threads, shared_prefix_attention),
             seed=seed,
         )
@@ -106,8 +120,9 @@ class LLM(AbstractContextManager["LLM"]):
         return self._stream(None, self._open.engine.render(messages), params or SamplingParams())
 
     def stats(self) -> dict[str, Any]:
-        """Requests running and waiting, preemptions, blocks, waste by kind; of this moment and since the start."""
-        return self._open.engine.core.stats()
+        """Requests running and waiting, preemptions, blocks, waste by kind, formats of weights; of this moment and since the start."""
+        weights = self._open.weights
+        return self._open.engine.core.stats() | {"weights": {"formats": weights.formats.describe(), "bytes": weights.nbytes}}
 
     def reset_prefix_cache(self) -> None:
         """Forget all that is cached of earlier requests; what they computed is computed again when it is needed."""
@@ -120,7 +135,8 @@ class LLM(AbstractContextManager["LLM"]):
     def describe(self) -> str:
         """Model, kernels and KV cache, for people."""
         built = self._open
-        return f"{self.config.model.model} ({built.spec.architecture}, {built.dtype}) on {built.backend.name}\n{built.cache.describe()}"
+        model = f"{self.config.model.model} ({built.spec.architecture}) on {built.backend.name}"
+        return "\n".join([model, built.weights.describe(), built.cache.describe()])
 
     @property
     def engine(self) -> TextEngine:
@@ -234,8 +250,8 @@ class _LoadingBar:
     def __init__(self) -> None:
         self._start = time.monotonic()
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, what: str, done: int, total: int) -> None:
         if not sys.stderr.isatty() or time.monotonic() - self._start < 1.0:
             return
         end = "\r\x1b[K" if done == total else ""
-        print(f"\rloading weights: {done}/{total} layers{end}", end="", file=sys.stderr, flush=True)
+        print(f"\r{what}: {done}/{total}{end}", end="", file=sys.stderr, flush=True)

@@ -91,6 +91,27 @@ def test_internal_waste_is_measured_over_the_steps() -> None:
     assert (waste["max_slots_per_request"], waste["internal_now"]) == (3, 0.0)
 
 
+def test_drafts_are_counted_and_bring_several_tokens_at_once() -> None:
+    core = make_core(speculative_tokens=4)
+    core.add_request([1, 2], SamplingParams(max_tokens=28, seed=3, ignore_eos=True))
+    brought = []
+    while core.has_work:
+        brought += [len(update.token_ids) for update in core.step()]
+        core.check()
+    stats = core.stats()
+    accepted = stats["speculation"]["accepted"]
+    assert sum(brought) == stats["num_tokens_generated"] == 28 and accepted == 28 - len(brought) > 5
+    assert stats["num_tokens_computed"] == 2 + (stats["num_steps"] - 1) + stats["speculation"]["drafted"]
+    assert stats["speculation"]["acceptance"] == accepted / stats["speculation"]["drafted"]
+
+
+def test_beams_are_no_accepted_drafts() -> None:
+    core = make_core(speculative_tokens=4)
+    core.add_request([1, 2], SamplingParams(temperature=0.0, beam_width=2, max_tokens=6))
+    run(core)
+    assert core.stats()["speculation"] == {"drafted": 0, "accepted": 0, "acceptance": 0.0}
+
+
 class FailingRunner(LedgerRunner):
     """Raises in chosen steps, before anything is done."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from octavo.config import LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig, parse_bytes
 from octavo.engine.memory import cgroup_limit, plan_cache
 from octavo.errors import ConfigError, MemoryConfigError
+from octavo.kernels.ops import KVShape
 from octavo.models.spec import DecoderSpec, RotarySpec
 
 SMOLLM2 = DecoderSpec("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, 8192, RotarySpec(64))
@@ -47,25 +49,37 @@ def test_cgroup_v1_and_none(tmp_path: Path) -> None:
     kv=st.one_of(st.none(), st.integers(2**20, 4 * GIB)),
     seqs=st.integers(1, 300),
     length=st.one_of(st.none(), st.integers(2, 8192)),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
+    kv_dtype=st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
 )
 def test_a_plan_keeps_its_bound_and_one_longest_request_fits(
-    block_size: int, kv: int | None, seqs: int, length: int | None, dtype: str
+    block_size: int, kv: int | None, seqs: int, length: int | None, kv_dtype: str
 ) -> None:
+    config = CacheConfig(block_size, kv, kv_dtype=kv_dtype)
     try:
-        plan = plan_cache(SMOLLM2, dtype, CacheConfig(block_size, kv), SchedulerConfig(seqs, 512, length), 16 * GIB)
+        plan = plan_cache(SMOLLM2, "bfloat16", config, SchedulerConfig(seqs, 512, length), 16 * GIB)
     except MemoryConfigError as error:
         fix = re.search(r"set it to (\d+) bytes|raise kv_memory to (\d+) bytes", str(error))
         assert fix is not None
         repaired = int(next(g for g in fix.groups() if g))
-        plan_cache(SMOLLM2, dtype, CacheConfig(block_size, repaired), SchedulerConfig(seqs, 512, length), 16 * GIB)
+        plan_cache(SMOLLM2, "bfloat16", replace(config, kv_memory=repaired), SchedulerConfig(seqs, 512, length), 16 * GIB)
         return
-    assert plan.block_bytes == 2 * 30 * 3 * 64 * block_size * (4 if dtype == "float32" else 2)
+    assert plan.block_bytes == 2 * 30 * 3 * block_size * {"float32": 256, "bfloat16": 128, "auto": 128, "int8": 66}[kv_dtype]
+    assert plan.block_bytes == KVShape(30, 1, block_size, 3, 64, plan.kv_dtype).nbytes
     assert plan.nbytes <= (kv or 4 * GIB)
     assert plan.num_requests(plan.max_model_len) >= 1
     assert plan.max_model_len == min(length or 8192, plan.num_tokens)
     if kv is None:
         assert plan.num_blocks <= seqs * -(-(length or 8192) // block_size)
+
+
+def test_int8_holds_nearly_twice_the_requests_in_the_same_bytes() -> None:
+    half, whole = (
+        plan_cache(SMOLLM2, "bfloat16", CacheConfig(kv_memory="256MiB", kv_dtype=dtype), SchedulerConfig(), 8 * GIB)
+        for dtype in ("bfloat16", "int8")
+    )
+    assert half.nbytes <= 2**28 and whole.nbytes <= 2**28
+    assert whole.num_requests(500) / half.num_requests(500) > 1.9
+    assert "MiB in bfloat16" in half.describe() and "in int8" in whole.describe()
 
 
 def test_what_does_not_fit_is_refused_with_the_fix() -> None:

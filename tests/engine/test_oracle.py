@@ -1,7 +1,7 @@
 """The engine's strongest test: whatever the schedule, each request gets the tokens and log-probabilities it gets alone.
 
 Random arrivals, lengths, budgets, block sizes, thread counts and aborts, in a pool so small that requests are preempted; samples that
-fork or are computed apart, beams, prompts that begin alike, under salts, with the prefix cache on or off.
+fork or are computed apart, beams, prompts that begin alike, under salts, with the prefix cache on or off; drafts, right and wrong ones.
 The pool is full of NaN at the start, and a block is filled with NaN again when it is handed out.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import pytest
@@ -24,17 +24,22 @@ from octavo.kernels.ops import Backend
 from octavo.kernels.reference import ReferenceBackend
 from octavo.models.decoder import Decoder
 from octavo.models.decoder_weights import pack_weights
-from octavo.request import SamplingParams
+from octavo.models.weight_formats import choose_formats
+from octavo.request import Request, SamplingParams
 from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.step import FinishedBeam
-from tests.helpers.random_model import TINY, random_checkpoint, with_window
+from tests.helpers.drafts import AnyDrafts, draft_with
+from tests.helpers.random_model import TINY, quantised, random_checkpoint, with_window
 
 MAX_MODEL_LEN = 640
+FORMATS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("quantised", "bfloat16"), ("quantised", "int8")]
+"""Of weights and of the KV cache."""
+formats = pytest.mark.parametrize(("format", "kv_dtype"), FORMATS)
 native_only = pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
 
 
 @cache
-def decoder_for(kind: str, dtype: str, threads: int, window: int, shared_prefix: bool) -> tuple[Decoder, Backend]:
+def decoder_for(kind: str, format: str, threads: int, window: int, shared_prefix: bool) -> tuple[Decoder, Backend]:
     backend: Backend
     if kind == "reference":
         backend = ReferenceBackend()
@@ -42,18 +47,23 @@ def decoder_for(kind: str, dtype: str, threads: int, window: int, shared_prefix:
         from octavo.kernels.native import NativeBackend
 
         backend = NativeBackend(threads, None if kind == "native" else kind, shared_prefix)
-    spec = with_window(TINY, window) if window else TINY
-    return Decoder(spec, pack_weights(random_checkpoint(spec), backend, dtype, MAX_MODEL_LEN)), backend
+    tiny = replace(TINY, hidden_size=64, ffn_size=96) if format == "quantised" else TINY
+    spec = with_window(tiny, window) if window else tiny
+    checkpoint = random_checkpoint(spec)
+    if format == "quantised":
+        checkpoint = quantised(checkpoint)
+    formats = choose_formats(spec, checkpoint.formats(), "auto" if format == "quantised" else format, None).formats
+    return Decoder(spec, pack_weights(checkpoint, backend, formats, MAX_MODEL_LEN)), backend
 
 
 def make_core(
-    kind: str, dtype: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig, caching: bool, shared_prefix: bool
+    kind: str, format: str, threads: int, window: int, cache_plan: CachePlan, scheduler: SchedulerConfig, caching: bool, shared_prefix: bool
 ) -> EngineCore:
     """An engine whose blocks hold NaN until they are written."""
-    decoder, backend = decoder_for(kind, dtype, threads, window, shared_prefix)
+    decoder, backend = decoder_for(kind, format, threads, window, shared_prefix)
     cache_config = CacheConfig(cache_plan.block_size, None, cache_plan.num_blocks, enable_prefix_caching=caching)
     config = EngineConfig(cache=cache_config, scheduler=scheduler)
-    runner = build_runner(decoder, backend, dtype, cache_plan, config)
+    runner = build_runner(decoder, backend, cache_plan, config)
     core = build_core(runner, cache_plan, config, decoder.spec.vocab_size, frozenset({0}))
     poison_new_blocks(core, runner)
     return core
@@ -93,6 +103,7 @@ class Job:
     abort_at: int | None = None
     abort_sample: int | None = None
     """None aborts all."""
+    request_id: int = -1
     refused: bool = False
     """Its beams can never run together in this engine."""
     prompt_logprobs: dict[int, float] = field(default_factory=dict)
@@ -171,7 +182,8 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
         while pending and pending[0].arrival <= step:
             job = pending.pop(0)
             try:
-                ids[core.add_request(job.prompt, job.params)] = job
+                job.request_id = core.add_request(job.prompt, job.params)
+                ids[job.request_id] = job
             except InvalidRequestError:
                 assert job.params.beam_width is not None
                 job.refused = True
@@ -184,8 +196,7 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
             sample.tokens += update.token_ids
             sample.beam = update.beam
             sample.finished |= update.finish_reason is not None
-            if update.logprobs is not None:
-                found = update.logprobs
+            for found in update.logprobs:
                 sample.logprobs.append((found.logprob, found.rank, found.top_ids, found.top_logprobs))
             for position, entry in update.prompt_logprobs:
                 assert job.prompt_logprobs.setdefault(position, entry.logprob) == entry.logprob
@@ -194,41 +205,44 @@ def run(core: EngineCore, jobs: list[Job]) -> None:
         assert step < 20_000, "no progress"
 
 
-def alone(kind: str, dtype: str, window: int, job: Job) -> Job:
+def alone(kind: str, format: str, kv_dtype: str, window: int, job: Job) -> Job:
     """The same request with the engine to itself: one thread, one block size, nothing cached, sample after sample from its prompt on."""
     rows = job.params.beam_width or 1
-    plan = CachePlan(rows * MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN)
+    plan = CachePlan(rows * MAX_MODEL_LEN // 16, 16, 1, MAX_MODEL_LEN, kv_dtype)
     scheduler = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=MAX_MODEL_LEN, fork_mode="recompute")
     single = Job(job.prompt, job.params, 0)
-    run(make_core(kind, dtype, 1, window, plan, scheduler, caching=False, shared_prefix=False), [single])
+    run(make_core(kind, format, 1, window, plan, scheduler, caching=False, shared_prefix=False), [single])
     return single
 
 
-def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int) -> Counter[str]:
+def check_schedule(kind: str, format: str, kv_dtype: str, seed: int, num_jobs: int, longest: int) -> Counter[str]:
     """One random workload under one random configuration, against each of its requests alone."""
     chance = random.Random(seed)
     block_size = chance.choice([1, 4, 16, 64, 256])
     window = chance.choice([0, 0, 0, 7, 50])
     fewest = -(-longest // block_size)
-    plan = CachePlan(fewest + chance.randint(0, fewest // 2), block_size, 1, longest)
+    plan = CachePlan(fewest + chance.randint(0, fewest // 2), block_size, 1, longest, kv_dtype)
     scheduler = SchedulerConfig(
         max_num_seqs=chance.choice([3, 8, 16]),
         max_num_batched_tokens=chance.choice([5, 17, 64, 300]),
         policy=chance.choice(["fcfs", "priority"]),
         fork_mode=chance.choice(["copy_on_write", "copy_on_write", "recompute"]),
     )
+    scheduler = replace(scheduler, speculative_tokens=random.Random(seed).choice([0, 1, 4, 9]))
     jobs = [random_job(chance, longest) for _ in range(num_jobs)]
     core = make_core(
-        kind, dtype, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75, shared_prefix=seed % 2 == 0
+        kind, format, chance.choice([1, 2, 3]), window, plan, scheduler, caching=chance.random() < 0.75, shared_prefix=seed % 2 == 0
     )
+    singles = [alone(kind, format, kv_dtype, window, job) for job in jobs]
+    if seed % 3:
+        draft_any(core, jobs, singles)
     run(core, jobs)
     stats = core.stats()
     assert stats["blocks"]["free"] == stats["blocks"]["total"], "blocks leaked"
     assert stats["sharing"]["copies"] <= stats["sharing"]["forks"]
-    for job in jobs:
+    for job, expected in zip(jobs, singles, strict=True):
         if job.refused:
             continue
-        expected = alone(kind, dtype, window, job)
         for sample, own in zip(job.samples, expected.samples, strict=True):
             if sample.finished:
                 assert sample.tokens == own.tokens and sample.beam == own.beam
@@ -245,38 +259,54 @@ def check_schedule(kind: str, dtype: str, seed: int, num_jobs: int, longest: int
         hits=stats["prefix_cache"]["hits"],
         prefix_copies=stats["prefix_cache"]["copies"],
         evictions=stats["prefix_cache"]["evictions"],
+        drafted=stats["speculation"]["drafted"],
+        accepted=stats["speculation"]["accepted"],
     )
 
 
-def check_schedules(kind: str, dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]) -> None:
-    seen = sum((check_schedule(kind, dtype, seed, num_jobs, longest) for seed in seeds), Counter[str]())
+def draft_any(core: EngineCore, jobs: list[Job], singles: list[Job]) -> None:
+    """Draft what the requests got alone, or something else."""
+
+    def following(request: Request) -> list[int]:
+        single = next(single for job, single in zip(jobs, singles, strict=True) if job.request_id == request.group_id)
+        return single.samples[request.sample_index].tokens[request.num_output :]
+
+    scheduler = core._scheduler
+    draft_with(scheduler, AnyDrafts(scheduler.config, following))
+
+
+def check_schedules(kind: str, format: str, kv_dtype: str, seeds: range, num_jobs: int, longest: int, at_least: dict[str, int]) -> None:
+    seen = sum((check_schedule(kind, format, kv_dtype, seed, num_jobs, longest) for seed in seeds), Counter[str]())
     print(dict(seen))
     assert all(seen[name] >= least for name, least in at_least.items()), seen
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_schedules_do_not_show_on_the_reference(dtype: str) -> None:
-    least = {"running": 18, "preemptions": 3, "beams": 5, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1}
-    check_schedules("reference", dtype, range(6), 8, 120, least)
+@formats
+def test_schedules_do_not_show_on_the_reference(format: str, kv_dtype: str) -> None:
+    least = {"running": 18, "preemptions": 3, "beams": 5, "forks": 10, "fork_copies": 3, "hits": 5, "prefix_copies": 1, "accepted": 30}
+    check_schedules("reference", format, kv_dtype, range(6), 8, 120, least)
 
 
 @native_only
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_schedules_do_not_show_natively(dtype: str) -> None:
-    least = {"running": 60, "preemptions": 10, "beams": 15, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50}
-    check_schedules("native", dtype, range(100, 112), 14, MAX_MODEL_LEN, least)
+@formats
+def test_schedules_do_not_show_natively(format: str, kv_dtype: str) -> None:
+    least = {
+        "running": 60, "preemptions": 10, "beams": 15, "forks": 50, "fork_copies": 20, "hits": 20, "prefix_copies": 5, "evictions": 50,
+        "accepted": 500,
+    }  # fmt: skip
+    check_schedules("native", format, kv_dtype, range(100, 112), 14, MAX_MODEL_LEN, least)
 
 
 @native_only
 @pytest.mark.parametrize("isa", [isa for isa in describe()["isas"] if isa != describe()["isa"]])
 def test_schedules_do_not_show_on_other_instruction_sets(isa: str) -> None:
-    for seed, dtype in ((200, "float32"), (201, "bfloat16"), (202, "bfloat16")):
-        check_schedule(isa, dtype, seed, num_jobs=8, longest=400)
+    for seed, (format, kv_dtype) in enumerate(FORMATS, 200):
+        check_schedule(isa, format, kv_dtype, seed, num_jobs=8, longest=400)
 
 
 @pytest.mark.slow
 @native_only
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_many_schedules(dtype: str) -> None:
+@formats
+def test_many_schedules(format: str, kv_dtype: str) -> None:
     for seed in range(1000, 1200):
-        check_schedule("native", dtype, seed, num_jobs=12, longest=MAX_MODEL_LEN)
+        check_schedule("native", format, kv_dtype, seed, num_jobs=12, longest=MAX_MODEL_LEN)

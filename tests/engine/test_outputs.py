@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.outputs import OutputProcessor, RequestOutput
 from octavo.request import FinishReason, SamplingParams
-from octavo.scheduler.step import RequestUpdate
+from octavo.scheduler.step import RequestUpdate, TokenLogprobs
 from octavo.text.tokenizer import Tokenizer
 from tests.models import tiny
 
@@ -27,14 +29,24 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def feed(
-    tokenizer: Tokenizer, ids: list[int], params: SamplingParams, ended: FinishReason | None, incremental: bool
+    tokenizer: Tokenizer,
+    ids: list[int],
+    params: SamplingParams,
+    ended: FinishReason | None,
+    incremental: bool,
+    most: int = 1,
+    seed: int = 0,
 ) -> list[RequestOutput]:
-    """Push one token at a time, as the engine does, until a stop string ends it; all outputs on the way."""
-    processor = OutputProcessor(tokenizer)
+    """Push one token at a time, as the engine does, or up to ``most`` where drafts were accepted, until a stop string ends it; all outputs
+    on the way."""
+    processor, chance = OutputProcessor(tokenizer), random.Random(seed)
     processor.add(0, "prompt", [5], params, frozenset({EOS}), incremental)
-    outputs = []
-    for i, token in enumerate(ids):
-        stop = processor.push(RequestUpdate(0, token_ids=(token,), finish_reason=ended if i == len(ids) - 1 else None))
+    outputs, start = [], 0
+    while start < len(ids):
+        new = tuple(ids[start : start + chance.randint(1, most)])
+        logprobs = () if params.logprobs is None else tuple(TokenLogprobs(i, -0.5 * i, 1, (), ()) for i in new)
+        start += len(new)
+        stop = processor.push(RequestUpdate(0, token_ids=new, logprobs=logprobs, finish_reason=ended if start == len(ids) else None))
         if stop is not None:
             processor.push(RequestUpdate(0, finish_reason=FinishReason.STOP, stop_reason=stop))
         ended_now = processor.has_ended(0)
@@ -58,6 +70,24 @@ def test_stop_strings_cut_where_a_search_of_the_whole_text_cuts(tokenizer: Token
     assert (final.finish_reason is FinishReason.STOP) == bool(ends)
     for earlier, later in pairwise(outputs):
         assert later.outputs[0].text.startswith(earlier.outputs[0].text), "text that was shown has been taken back"
+
+
+@given(
+    text=st.text(alphabet="ab☃é", min_size=1, max_size=14),
+    stops=st.lists(st.text(alphabet="ab☃", min_size=1, max_size=4), max_size=3),
+    params=st.builds(dict, min_tokens=st.integers(0, 5), logprobs=st.sampled_from([None, 0])),
+    stopped=st.booleans(),
+    incremental=st.booleans(),
+    most=st.integers(2, 9),
+    seed=st.integers(0, 99),
+)
+def test_several_tokens_at_once_end_where_they_end_one_by_one(
+    tokenizer: Tokenizer, text: str, stops: list[str], params: dict[str, Any], stopped: bool, incremental: bool, most: int, seed: int
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False) + [EOS] * stopped
+    sampling, reason = SamplingParams(stop=stops, **params), FinishReason.STOP if stopped else FinishReason.LENGTH
+    one_by_one = feed(tokenizer, ids, sampling, reason, incremental)
+    assert feed(tokenizer, ids, sampling, reason, incremental, most, seed)[-1] == one_by_one[-1]
 
 
 @given(ids=st.lists(st.integers(3, 258), min_size=1, max_size=30), stopped=st.booleans())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.engine.outputs import RequestOutput
 from octavo.kernels.backends import describe
 from tests.models import tiny
 
@@ -79,6 +80,62 @@ def test_tiny_models_of_odd_shapes(name: str, device: str, tmp_path: Path) -> No
         # float32 sums of K <= 128 terms through L <= 3 layers: each contributes at most about K * eps * |term|, |logit| < 30
         assert np.allclose(ours, theirs, rtol=0, atol=128 * 3 * 30 * 2.0**-24 * 4)
     check_greedy(model, prompts, tokens, logits)
+
+
+@pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
+@pytest.mark.parametrize("name", ["plain", "wide_heads", "odd_sizes", "mistral_window"])
+def test_int8_keys_and_values_are_the_references(name: str, tmp_path: Path) -> None:
+    """Sums in another order may move a key across a rounding border: by one code of 127, in few of many."""
+    tiny.write(name, tmp_path)
+    tiny.write_tokenizer(tmp_path)
+    prompts = [np.random.default_rng(2).integers(3, 200, n).tolist() for n in (1, 17, 70, 150)]
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    found = []
+    for device in ("reference", "cpu"):
+        with LLM(str(tmp_path), dtype="float32", kv_dtype="int8", device=device, block_size=8, num_blocks=100, threads=2) as llm:
+            assert "in int8" in llm.describe()
+            outputs = llm.generate(prompts, params)
+        found.append(np.concatenate([logprobs_of_prompt(output) for output in outputs]))
+    assert np.abs(found[0] - found[1]).max() < 0.02
+
+
+def logprobs_of_prompt(output: RequestOutput) -> Any:
+    """Of each token of the prompt but the first."""
+    assert output.prompt_logprobs is not None
+    known = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return np.array([position[token].logprob for token, position in known if position is not None])
+
+
+@pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
+@has_smollm2
+def test_smollm2_hardly_notices_int8_keys_and_values() -> None:
+    found = {}
+    for kv_dtype in ("float32", "bfloat16", "int8"):
+        with LLM("smollm2-135m", kv_dtype=kv_dtype, kv_memory="64MiB", threads=2) as llm:
+            prompts = [llm.tokenizer.encode(" ".join(SENTENCES[i:] + SENTENCES[:i])) for i in range(8)]
+            outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0))
+        found[kv_dtype] = np.concatenate([logprobs_of_prompt(output) for output in outputs])
+    off = {kv_dtype: np.abs(found[kv_dtype] - found["float32"]).mean() for kv_dtype in ("bfloat16", "int8")}
+    assert off["int8"] < 0.05 and off["int8"] < 4 * off["bfloat16"], off
+
+
+@pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
+@has_smollm2
+def test_smollm2_as_quantised_is_near_its_float32() -> None:
+    """Log-probabilities of a text, with weights as they are in the file (Q4_1), inputs of products rounded to int8, KV to bfloat16."""
+    found = []
+    for dtype in ("auto", "float32"):
+        with LLM("smollm2-135m", dtype=dtype, num_blocks=64, threads=2) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+            outputs = llm.generate(SENTENCES, params)
+            prompts = [zip(o.prompt_token_ids[1:], o.prompt_logprobs[1:], strict=True) for o in outputs if o.prompt_logprobs is not None]
+            found.append([at[token].logprob for prompt in prompts for token, at in prompt if at is not None])
+    ours, exact = map(np.array, found)
+    assert len(ours) > 60 and abs(np.mean(ours - exact)) < 0.05 and np.mean(np.abs(ours - exact)) < 0.2, (
+        np.mean(ours - exact),
+        np.mean(np.abs(ours - exact)),
+        len(ours),
+    )
 
 
 @pytest.mark.skipif(not describe()["native"], reason="the native module is not built")

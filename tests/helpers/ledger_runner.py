@@ -15,7 +15,8 @@ VOCAB = 1000
 
 
 def canned_token(seed: int, position: int, sample_index: int = 0) -> int:
-    """The token "sampled" at a position: a function of seed, position and sample alone."""
+    """The token "sampled" at a position: a function of seed, position and sample alone. Every fourth seed repeats itself."""
+    position = position % 5 if seed % 4 == 3 else position
     return (seed * 2654435761 + position * 40503 + (position >> 3) * 97 + sample_index * 7919) % VOCAB
 
 
@@ -82,9 +83,10 @@ class LedgerRunner:
         self._append_blocks(plan)
         self._copy(plan)
         offset = 0
+        drafts = plan.num_drafts or [0] * plan.num_requests
         for i, request_id in enumerate(plan.request_ids):
             count = plan.num_scheduled[i]
-            self._write(request_id, plan.num_computed[i], plan.token_ids[offset : offset + count].tolist())
+            self._write(request_id, plan.num_computed[i], plan.token_ids[offset : offset + count].tolist(), drafts[i])
             offset += count
         assert offset == len(plan.token_ids)
         return self._read_and_sample(plan)
@@ -92,6 +94,8 @@ class LedgerRunner:
     def _check_size(self, plan: StepPlan) -> None:
         columns = (plan.num_computed, plan.num_scheduled, plan.num_new_blocks, plan.sampled, plan.replaced)
         assert {len(column) for column in columns} == {plan.num_requests} and plan.num_requests > 0
+        assert len(plan.num_drafts) in (0, plan.num_requests)
+        assert all(not drafts or drafts == sampled - 1 for drafts, sampled in zip(plan.num_drafts, plan.sampled, strict=False))
         assert len(set(plan.request_ids)) == plan.num_requests, "scheduled twice"
         assert min(plan.num_scheduled) >= 1 and sum(plan.num_scheduled) == plan.num_tokens <= self.max_tokens
         assert len(self.rows) <= self.max_seqs
@@ -101,6 +105,8 @@ class LedgerRunner:
         offset = 0
         for i, (request_id, count) in enumerate(zip(plan.request_ids, plan.num_new_blocks, strict=True)):
             new, blocks = plan.new_block_ids[offset : offset + count], self.rows[request_id].blocks
+            if request_id not in {admission.request_id for admission in plan.admitted}:
+                del blocks[-(-plan.num_computed[i] // self.block_size) :]  # room for drafts that were not accepted
             if plan.replaced[i]:
                 copied = dict(zip(plan.copy_targets, plan.copy_sources, strict=True))
                 assert copied[new[0]] == blocks.pop(), "the last block was replaced by a copy of another one"
@@ -119,12 +125,15 @@ class LedgerRunner:
     def _slot(self, row: Row, position: int) -> int:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
-    def _write(self, request_id: int, start: int, tokens: list[int]) -> None:
+    def _write(self, request_id: int, start: int, tokens: list[int], num_drafts: int) -> None:
         row = self.rows[request_id]
         end = start + len(tokens)
         assert row.computed in (-1, start), "positions are left out or computed twice"
         if row.params.beam_width is not None and start == len(row.tokens):
             row.tokens += tokens  # the scheduler's choice; whether it was right, its outputs tell
+        if num_drafts:
+            assert end - num_drafts == len(row.tokens), "drafts do not follow the last known token"
+            row.tokens += tokens[-num_drafts:]
         assert tokens == row.tokens[start:end], "other tokens than those known"
         assert -(-end // self.block_size) == len(row.blocks), "the table has not exactly the blocks needed"
         for position in range(start, end):
@@ -148,6 +157,9 @@ class LedgerRunner:
                     )
                     sampled.append(found.token_ids[0])
                 continue
+            if plan.num_drafts and plan.num_drafts[i]:
+                self._verify(row, plan.num_drafts[i], sampled, logprobs)
+                continue
             for number in range(plan.sampled[i]):
                 token = canned_token(row.seed, row.computed, number if plan.sampled[i] > 1 else row.sample_index)
                 if row.params.num_logprobs is not None:
@@ -156,3 +168,18 @@ class LedgerRunner:
             if plan.sampled[i]:
                 row.tokens.append(sampled[len(sampled) - plan.sampled[i]])
         return StepResult(sampled, logprobs)
+
+    def _verify(self, row: Row, num_drafts: int, sampled: array[int], logprobs: dict[int, TokenLogprobs]) -> None:
+        """A token in the place of each draft and one behind; the row keeps what a runner alone would have sampled."""
+        first = len(row.tokens) - num_drafts
+        drafts, right = row.tokens[first:], True
+        del row.tokens[first:], row.contents[first:]
+        for place in range(num_drafts + 1):
+            token = canned_token(row.seed, first + place, row.sample_index)
+            if row.params.num_logprobs is not None:
+                logprobs[len(sampled)] = TokenLogprobs(token, canned_logprob(token), 1, (), ())
+            sampled.append(token)
+            if right:
+                row.tokens.append(token)
+            right = right and place < num_drafts and drafts[place] == token
+        row.computed = len(row.tokens) - 1

@@ -11,9 +11,10 @@ import ml_dtypes
 import numpy as np
 
 from octavo.kernels.ops import AttentionBatch, Backend, KVCache, KVShape, Program, Size
-from octavo.kernels.reference import attend
+from octavo.kernels.reference import attend, round_to_int8
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+KV_DTYPES = ("bfloat16", "float32", "int8")
 ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 EXP_ERROR = 2.4e-7
 NEVER_READ = np.iinfo(np.int32).max // 2  # a block id that ends the process where it is followed
@@ -145,9 +146,9 @@ def exact_row(case: Case, layer: Layer, request: int, position: int) -> tuple[An
       exp         its own error, once per tile of a chunk and chunk that a running state passes, and the rounding of its argument
       p           rounded to the cache's dtype
       sums        a rounding per key of a chunk, tile and merge
+    With int8, q and p become 16-bit integers instead (``code_errors``).
     """
-    tokens = case.tokens(request).astype(DTYPES[case.dtype]).astype(np.float64)
-    q, k, v = np.split(tokens, np.cumsum(case.columns)[:2], axis=1)
+    q, k, v = rounded_tokens(case, request)
     seen = slice(max(0, position - layer.window + 1) if layer.window else 0, position + 1)
     heads = q[position].reshape(-1, case.head_dim)
     keys, values = (x[seen].reshape(-1, case.kv_heads, case.head_dim) for x in (k, v))
@@ -157,6 +158,33 @@ def exact_row(case: Case, layer: Layer, request: int, position: int) -> tuple[An
     products = case.scale * np.einsum("hd,nhd->hn", np.abs(heads), np.repeat(np.abs(keys), case.group, axis=1)).max(1)
     error = 2 * (case.head_dim + 3) * u * products + 2 * u * products
     error += 2 * (layer.softcap or 0.0) * (EXP_ERROR + 4 * u)
-    error += EXP_ERROR * (17 + 2 * chunks) + ROUNDING[case.dtype] * (case.dtype != "float32")
+    error += EXP_ERROR * (17 + 2 * chunks) + ROUNDING["bfloat16"] * (case.dtype == "bfloat16")
     error += (min(n, 512) + 16 + 3 * chunks) * u
-    return exact.reshape(-1), (2 * error[:, None] * magnitude).reshape(-1)
+    if case.dtype != "int8":
+        return exact.reshape(-1), (2 * error[:, None] * magnitude).reshape(-1)
+    scores, outputs = code_errors(case, layer, heads, keys, values)
+    return exact.reshape(-1), (2 * (error + 2 * scores)[:, None] * magnitude + outputs).reshape(-1)
+
+
+def rounded_tokens(case: Case, request: int) -> list[Any]:
+    """Queries, keys and values in float64, keys and values as the cache keeps them, and queries too, but for int8."""
+    tokens = case.tokens(request)
+    if case.dtype != "int8":
+        tokens = tokens.astype(DTYPES[case.dtype])
+    q, k, v = np.split(tokens, np.cumsum(case.columns)[:2], axis=1)
+    if case.dtype == "int8":
+        k, v = (round_to_int8(x.reshape(-1, case.kv_heads, case.head_dim)).reshape(x.shape) for x in (k, v))
+    return [x.astype(np.float64) for x in (q, k, v)]
+
+
+def code_errors(case: Case, layer: Layer, heads: Any, keys: Any, values: Any) -> tuple[Any, Any]:
+    """What 16-bit integers add, per head: to scores, and to the output.
+
+    q   each of its elements is off by half a unit, max |q| / 32767
+    p   each p x scale of a tile is off by half a unit, the tile's largest / 32767, and multiplied with a code of at most 127. The largest
+        of a tile is at most the sum over its 32 keys: 32 x 127 x sum(w x scale) / 65534 in all
+    """
+    scores = case.scale * np.abs(heads).max(-1) / 65534 * np.repeat(np.abs(keys).sum(-1).max(0), case.group)
+    scales = np.broadcast_to(np.abs(values).max(-1, keepdims=True) * (1 + 2.0**-7) / 127, values.shape)
+    weighed = attend(heads, keys, scales, case.scale, layer.softcap)
+    return scores * (1 + 2.0**-16), 1.01 * 32 * 127 / 65534 * weighed

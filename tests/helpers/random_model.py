@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,23 @@ def random_checkpoint(spec: DecoderSpec = TINY, seed: int = 0, scale: float = 3.
     return Checkpoint(
         Path("random"), spec, Generation(frozenset({0}), None), None, tuple(tensors), tensors.__getitem__, lambda source: None
     )
+
+
+def quantised(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with its matrices quantised, in formats that differ within a stack; rows must be multiples of 32."""
+    import gguf
+
+    formats = {"q": "Q8_0", "k": "Q4_1", "v": "Q4_1", "o": "Q5_0", "gate": "Q4_0", "up": "Q5_1", "down": "Q4_1", "embed": "Q8_0"}
+
+    def find(name: str) -> TensorSource:
+        source, format = checkpoint.tensor(name), formats.get(name.rpartition(".")[2])
+        if format is None:
+            return source
+        values = source.data.view(np.float32).reshape(source.shape)
+        data = gguf.quantize(values, gguf.GGMLQuantizationType[format])
+        return TensorSource(name, source.shape, format, np.ascontiguousarray(data).reshape(-1))
+
+    return replace(checkpoint, _find=cache(find))
 
 
 def with_window(spec: DecoderSpec, window: int) -> DecoderSpec:

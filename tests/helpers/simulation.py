@@ -12,6 +12,7 @@ from octavo.scheduler.beams import BeamGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import FinishedBeam, RequestUpdate, StepPlan
+from tests.helpers.drafts import AnyDrafts, draft_with
 from tests.helpers.ledger_runner import VOCAB, LedgerRunner, canned_candidates, canned_token
 
 
@@ -26,6 +27,9 @@ class Simulation:
     max_passed_over: int = 16
     prefix_caching: bool = False
     fork_mode: str = "copy_on_write"
+    speculative_tokens: int = 0
+    any_drafts: bool = False
+    """Right and wrong drafts in any number, instead of those that the scheduler finds."""
     requests: dict[int, Request] = field(default_factory=dict)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """By ``fork_id`` of request and sample; so is ``endings``."""
@@ -39,9 +43,12 @@ class Simulation:
             policy=self.policy,  # type: ignore[arg-type]
             max_passed_over=self.max_passed_over,
             fork_mode=self.fork_mode,  # type: ignore[arg-type]
+            speculative_tokens=self.speculative_tokens,
         )
         self.blocks = BlockManager(self.num_blocks, self.block_size, self.prefix_caching)
         self.scheduler = Scheduler(config, self.max_model_len, self.blocks)
+        if self.any_drafts:
+            draft_with(self.scheduler, AnyDrafts(config, following))
         self.runner = LedgerRunner(self.num_blocks, self.block_size, self.max_num_batched_tokens, self.max_num_seqs)
         self.limits = RequestLimits(
             VOCAB, self.max_model_len, self.num_blocks * self.block_size, block_size=self.block_size, max_num_seqs=self.max_num_seqs
@@ -98,6 +105,7 @@ class Simulation:
             sample = fork_id(update.request_id, update.sample_index)
             assert sample not in self.endings
             self.outputs[sample].extend(update.token_ids)
+            assert update.beam is not None or len(update.token_ids) <= 1 + self.speculative_tokens
             if update.finish_reason is not None:
                 self._end(update)
         self.scheduler.check()
@@ -126,6 +134,7 @@ class Simulation:
                 assert (output, ending.finish_reason) == (expected, reason)
 
     def _check_reserved(self, plan: StepPlan) -> None:
+        assert max(plan.num_drafts, default=0) <= self.speculative_tokens
         self.blocks.check()
         assert self.blocks.stats().max_internal_slots < self.block_size
         rank = POLICIES[self.policy]
@@ -151,6 +160,12 @@ class Simulation:
                 if other.id not in admitted and rank(other) < rank(request):
                     self._passed[other.id] = self._passed.get(other.id, 0) + 1
                     assert self._passed[other.id] <= self.max_passed_over
+
+
+def following(request: Request) -> list[int]:
+    """The next tokens of a request."""
+    places = range(request.num_known, request.prompt_len + request.max_tokens)
+    return [canned_token(request.seed, place, request.sample_index) for place in places]
 
 
 def expected_output(request: Request, sample_index: int = 0) -> tuple[list[int], FinishReason]:

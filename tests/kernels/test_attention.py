@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.helpers.isas import isas, native, needs_native
-from tests.helpers.paged import NEVER_READ, ROUNDING, Case, Layer, Pool, Stepper, attention, exact_row
+from tests.helpers.paged import KV_DTYPES, NEVER_READ, ROUNDING, Case, Layer, Pool, Stepper, attention, exact_row
 
 pytestmark = [needs_native, pytest.mark.parametrize("isa", isas())]
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BORDERS = (1, 31, 32, 33, 511, 512, 513)
-dtypes = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+dtypes = pytest.mark.parametrize("dtype", KV_DTYPES)
 
 
 def assert_exact(case: Case, found: list[list[Any]], positions: Any, out_dtype: str = "float32") -> None:

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from octavo.kernels.ops import KVShape, Size
+from octavo.kernels.reference import round_to_int8
 from tests.helpers.isas import isas, native, needs_native
 
 pytestmark = [
     needs_native,
     pytest.mark.parametrize("isa", isas()),
-    pytest.mark.parametrize("dtype", ["bfloat16", "float32"]),
+    pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"]),
     pytest.mark.parametrize("block_size", [1, 2, 8, 16, 256]),
 ]
 
 LAYERS, HEADS, DIM = 3, 2, 24
-BITS: dict[str, Any] = {"bfloat16": np.uint16, "float32": np.uint32}
+BITS: dict[str, Any] = {"bfloat16": np.uint16, "float32": np.uint32, "int8": np.uint32}
 
 
 def new_cache(isa: str, dtype: str, block_size: int, num_blocks: int = 6) -> Any:
@@ -33,7 +34,18 @@ def tokens(rows: int) -> Any:
     x = np.random.default_rng(1).standard_normal((rows, 2 * HEADS * DIM)).astype(np.float32)
     hard = [0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1.00390625, 1.01171875, -1e-30, 65504.0]
     x[0, : len(hard)] = x[-1, -len(hard) :] = hard
+    if rows > 8:
+        x[3] *= np.float32(1e-42)
+        x[4, :DIM], x[4, DIM:] = 0.0, 3.4e38
+        x[5, 1::2] *= np.float32(1e-3)
     return x
+
+
+def rounded(x: Any, dtype: str) -> Any:
+    """As the cache keeps it; int8 as the float32 that it means."""
+    if dtype == "int8":
+        return round_to_int8(x.reshape(-1, DIM)).reshape(x.shape)
+    return x.astype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
 
 
 def write(isa: str, cache: Any, layer: int, x: Any, slots: Any) -> None:
@@ -57,8 +69,8 @@ def test_written_tokens_are_read_back_rounded(isa: str, dtype: str, block_size: 
     x = tokens(len(slots))
     write(isa, cache, 1, x, slots)
 
-    rounded = x.astype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
-    for found, wanted in zip(cache.read(1), (rounded[:, : HEADS * DIM], rounded[:, HEADS * DIM :]), strict=True):
+    kept = rounded(x, dtype)
+    for found, wanted in zip(cache.read(1), (kept[:, : HEADS * DIM], kept[:, HEADS * DIM :]), strict=True):
         flat = found.reshape(capacity, HEADS * DIM)
         assert same_bits(flat[slots], wanted, dtype)
         assert np.isnan(np.delete(flat, slots, axis=0)).all(), "a slot that nobody wrote has changed"

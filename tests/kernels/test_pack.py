@@ -8,7 +8,9 @@ import pytest
 
 from octavo.errors import ModelLoadError
 from octavo.kernels.dequantize import FORMATS, dequantize
+from octavo.kernels.native_storage import NativeWeight
 from octavo.kernels.ops import Array, TensorSource
+from octavo.kernels.shapes import DTYPES
 from tests.helpers.isas import isas, native, needs_native
 
 pytestmark = needs_native
@@ -28,12 +30,12 @@ def definition(source: TensorSource) -> Array:
     return values if source.row_order is None else values[source.row_order]
 
 
-def unpack(weight: object) -> Array:
-    """The packed bytes in logical order, with the padding: [ceil(out/16) * 16, in or in + 1]."""
-    data, columns = weight.data, weight.in_features  # type: ignore[attr-defined]
-    if weight.dtype == np.float32:  # type: ignore[attr-defined]
-        return np.asarray(data.view(np.float32).reshape(-1, columns, 16).transpose(0, 2, 1).reshape(-1, columns))
-    pairs = data.view(ml_dtypes.bfloat16).reshape(-1, (columns + 1) // 2, 16, 2)
+def unpack(weight: NativeWeight) -> Array:
+    """The packed floats in logical order, with the padding: [ceil(out/16) * 16, in or in + 1]."""
+    [part], columns = weight.parts, weight.in_features
+    if part.format == "F32":
+        return np.asarray(part.data.view(np.float32).reshape(-1, columns, 16).transpose(0, 2, 1).reshape(-1, columns))
+    pairs = part.data.view(ml_dtypes.bfloat16).reshape(-1, (columns + 1) // 2, 16, 2)
     return np.asarray(pairs.transpose(0, 2, 1, 3).reshape(-1, (columns + 1) // 2 * 2))
 
 
@@ -51,7 +53,7 @@ def test_every_format(isa: str, format: str, dtype: str) -> None:
     source = random_source(format, 19, 3 * FORMATS[format][0] if FORMATS[format][0] > 1 else 259)
     weight = native(isa, 2).pack([source], dtype)
     with np.errstate(all="ignore"):
-        expected = definition(source).astype(weight.dtype)
+        expected = definition(source).astype(DTYPES[dtype])
     found = unpack(weight)
     assert same_numbers(found[:19, : source.shape[1]], expected)
     assert np.all(found[19:] == 0) and np.all(found[:, source.shape[1] :] == 0)
@@ -88,7 +90,7 @@ def test_stacked_reordered_and_biased(threads: int) -> None:
 def test_weights_are_aligned_and_apart() -> None:
     packed = [native(isas()[0]).pack([random_source("F32", 3, 5, seed)], "float32") for seed in range(20)]
     for seed, weight in enumerate(packed):
-        assert weight.data.ctypes.data % 64 == 0
+        assert weight.parts[0].data.ctypes.data % 64 == 0
         assert same_numbers(unpack(weight)[:3], definition(random_source("F32", 3, 5, seed)))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.kernels.ops import AttentionBatch, KVShape, Size
 from tests.helpers.isas import isas, needs_native
-from tests.helpers.paged import NEVER_READ, Case, Layer, Pool, Stepper
+from tests.helpers.paged import KV_DTYPES, NEVER_READ, Case, Layer, Pool, Stepper
 
 if TYPE_CHECKING:
     from octavo.kernels.native import NativeBackend
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [needs_native, pytest.mark.parametrize("isa", isas())]
 
 LAYERS = (Layer(), Layer(window=5), Layer(window=100), Layer(window=512, softcap=4.0))
-dtypes = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+dtypes = pytest.mark.parametrize("dtype", KV_DTYPES)
 
 
 @cache

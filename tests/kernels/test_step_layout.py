@@ -35,10 +35,15 @@ class Turn:
     count: int
     replaced: bool
     samples: int
+    drafts: bool = False
+    """Whether the samples are those of drafts, which are the last of the tokens."""
+
+    def num_drafts(self, num_tokens: int) -> int:
+        return self.samples - 1 if self.drafts and 1 < self.samples <= num_tokens else 0
 
 
 turns = st.lists(
-    st.builds(Turn, st.integers(0, MAX_SEQS - 1), st.integers(1, 6), st.booleans(), st.integers(0, 3)),
+    st.builds(Turn, st.integers(0, MAX_SEQS - 1), st.integers(1, 6), st.booleans(), st.integers(0, 3), st.booleans()),
     min_size=1, max_size=MAX_SEQS, unique_by=lambda turn: turn.row,
 )  # fmt: skip
 
@@ -54,7 +59,7 @@ class Layout:
         backend: Backend = ReferenceBackend() if name == "reference" else native(name)
         self.sizes = np.zeros(len(Size), np.int32)
         self.columns = StepColumns(
-            i32(MAX_SEQS), i32(MAX_SEQS), i32(MAX_SEQS), i32(MAX_SEQS), i32(MAX_ROWS + MAX_SEQS), np.zeros(MAX_SEQS, np.int8)
+            i32(MAX_SEQS), i32(MAX_SEQS), i32(MAX_SEQS), i32(MAX_SEQS), i32(MAX_SEQS), i32(MAX_ROWS + MAX_SEQS), np.zeros(MAX_SEQS, np.int8)
         )
         self.batch = AttentionBatch(i32(MAX_SEQS + 1), i32(MAX_SEQS), i32(MAX_SEQS, MAX_BLOCKS), i32(MAX_ROWS), i32(MAX_ROWS))
         self.token_ids, self.history = i32(MAX_ROWS), i32(MAX_SEQS, 64)
@@ -70,6 +75,7 @@ class Layout:
         c = self.columns
         for i, (turn, computed, tokens, blocks) in enumerate(step):
             self.batch.table_rows[i], c.num_computed[i], c.num_scheduled[i] = turn.row, computed, len(tokens)
+            c.num_drafts[i] = turn.num_drafts(len(tokens))
             c.num_samples[i], c.num_new_blocks[i], c.replaced[i] = turn.samples, len(blocks), turn.replaced and bool(blocks)
         for array, lists in ((c.new_block_ids, [s[3] for s in step]), (self.token_ids, [s[2] for s in step])):
             flat = [x for one in lists for x in one]
@@ -95,7 +101,7 @@ def test_rows_and_samples_are_those_of_the_plan(backend: str, steps: list[list[T
             blocks = list(range(next_block, next_block + count))
             next_block += count
             if tokens:
-                planned.append((Turn(turn.row, turn.count, replaced, turn.samples), len(request.tokens), tokens, blocks))
+                planned.append((Turn(turn.row, turn.count, replaced, turn.samples, turn.drafts), len(request.tokens), tokens, blocks))
                 request.blocks[len(request.blocks) - replaced :] = blocks
                 request.tokens += tokens
         if planned:
@@ -115,10 +121,12 @@ def check(layout: Layout, step: list[tuple[Turn, int, list[int], list[int]]], re
             assert layout.batch.slots[row] == request.blocks[position // block_size] * block_size + position % block_size
             row += 1
         for index in range(turn.samples):
-            entry, known = layout.rows[s], len(request.tokens)
+            num_drafts = turn.num_drafts(len(tokens))
+            left = num_drafts - index if num_drafts else 0
+            entry, known = layout.rows[s], len(request.tokens) - left
             assert (entry["seed"], entry["num_known"], int(entry["position"])) == (turn.row, known, (known - turn.row) % 2**32)
-            assert entry["sample_index"] == (index if turn.samples > 1 else 9)
-            assert layout.sampled_rows[s] == row - 1
+            assert entry["sample_index"] == (index if turn.samples > 1 and not num_drafts else 9)
+            assert layout.sampled_rows[s] == row - 1 - left
             s += 1
     assert layout.batch.query_starts[len(step)] == row
 

@@ -88,10 +88,13 @@ def write_tokenizer(path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>").save_pretrained(path)
 
 
-def write_gguf(name: str, path: Path, quantisation: str = "F32", seed: int = 0, **changes: Any) -> Any:
+def write_gguf(
+    name: str, path: Path, quantisation: str = "F32", seed: int = 0, formats: dict[str, str] | None = None, **changes: Any
+) -> Any:
     """Write one Llama or Qwen2 variant without rotary scaling as a GGUF file, by the gguf package; return its model.
 
-    Matrices take ``quantisation`` where whole blocks fit into their rows; q and k of Llama are permuted as llama.cpp does.
+    Matrices take ``quantisation``, or what ``formats`` says for the last part of their name (attn_q, ...), where whole blocks fit into
+    their rows; q and k of Llama are permuted as llama.cpp does.
     """
     import gguf
 
@@ -116,7 +119,9 @@ def write_gguf(name: str, path: Path, quantisation: str = "F32", seed: int = 0, 
         array = value.numpy()
         if kind == "llama" and ("q_proj" in parameter or "k_proj" in parameter):
             array = _interleave(array, _head_dim(config))
-        _add_tensor(writer, names.get_name(parameter, (".weight", ".bias")), array, quantisation)
+        tensor = names.get_name(parameter, (".weight", ".bias"))
+        part = tensor.removesuffix(".weight").rpartition(".")[2]
+        _add_tensor(writer, tensor, array, (formats or {}).get(part, quantisation))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

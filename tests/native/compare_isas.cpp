@@ -9,10 +9,12 @@
 
 #define OCTAVO_ISA portable
 #include "dequantize.h"
+#include "packed.h"
 #undef OCTAVO_ISA
 #include "attention_plan.h"
 #include "isa.h"
 #include "kernels.h"
+#include "kv_layout.h"
 #include "pool.h"
 
 using namespace octavo;
@@ -96,11 +98,19 @@ struct Side {
     pool.end_step();
   }
 
-  Bytes pack(const Bytes& data, int format, int64_t rows, int64_t columns, Dtype dtype) {
+  Bytes pack(const Bytes& data, int format, int64_t rows, int64_t columns, int packed) {
     const FormatInfo& info = kFormats[format];
-    Bytes out((rows + 15) / 16 * 16 * ((columns + 1) / 2 * 2) * (dtype == Dtype::bf16 ? 2 : 4));
+    Bytes out(portable::matrix_bytes(packed, rows, columns));
     PackSource source{data.data(), nullptr, rows, columns / info.block_size * info.block_bytes, format};
-    run(k.pack, PackArgs{&source, 1, out.data(), columns, dtype});
+    run(k.pack, PackArgs{&source, 1, out.data(), columns, packed});
+    return out;
+  }
+
+  Bytes quantize(const Bytes& floats, int64_t rows, int64_t columns, QuantizedTo to, int64_t block_bytes) {
+    Bytes out(rows * columns / 32 * block_bytes);
+    pool.begin_step();
+    if (!k.quantize({{floats.data(), nullptr, rows, columns * 4, 0}, columns, to, out.data()}, pool)) out.clear();
+    pool.end_step();
     return out;
   }
 
@@ -148,9 +158,10 @@ void compare_packing(Side& a, Side& b) {
     std::mt19937 generator(format);
     Bytes data(rows * columns / info.block_size * info.block_bytes);
     for (uint8_t& byte : data) byte = static_cast<uint8_t>(generator() & 0xbf);  // keeps scales finite
-    for (Dtype dtype : {Dtype::f32, Dtype::bf16})
-      check_same(a.k.name, std::string("pack ") + info.name + (dtype == Dtype::f32 ? " to f32" : " to bf16"),
-                 a.pack(data, format, rows, columns, dtype), b.pack(data, format, rows, columns, dtype));
+    for (int packed : {kF32, kBF16, format})
+      if (packed == format && info.form.codes == Codes::none) continue;
+      else check_same(a.k.name, std::string("pack ") + info.name + " to " + kFormats[packed].name,
+                      a.pack(data, format, rows, columns, packed), b.pack(data, format, rows, columns, packed));
   }
 }
 
@@ -160,26 +171,59 @@ Bytes bytes_of(const Floats& x) {
   return b;
 }
 
+void compare_quantizing(Side& a, Side& b) {
+  Bytes data = bytes_of(numbers(37 * 288, 31));
+  check_same(a.k.name, "quantize to Q8_0", a.quantize(data, 37, 288, QuantizedTo::q8_0, 34), b.quantize(data, 37, 288, QuantizedTo::q8_0, 34));
+  check_same(a.k.name, "quantize to Q4_1", a.quantize(data, 37, 288, QuantizedTo::q4_1, 20), b.quantize(data, 37, 288, QuantizedTo::q4_1, 20));
+}
+
+// The upper bytes of a block's float16 scales.
+Ints scale_places(const FormatInfo& info) {
+  std::string name = info.name;
+  int first = name == "Q2_K" ? 80 : name == "Q3_K" || name == "Q6_K" ? info.block_bytes - 2 : 0;
+  return info.form.minima ? Ints{first + 1, first + 3} : Ints{first + 1};
+}
+
+// `x` holds 70 rows.
+void compare_products(Side& a, Side& b, const std::string& name, const PackedMatrix& m, const char* x, int64_t row_bytes, double tolerance) {
+  Floats all = a.linear(m, x, 70);
+  check_close(a.k.name, name, all, b.linear(m, x, 70), tolerance);
+  Floats alone;
+  for (int64_t r = 0; r < 70; r++) {
+    Floats row = a.linear(m, x + r * row_bytes, 1);
+    alone.insert(alone.end(), row.begin(), row.end());
+  }
+  check_same(a.k.name, name + ", rows alone", alone, all);
+  Ints ids{0, 130, 7, 7, 64};
+  check_same(a.k.name, "embed from " + name, a.embed(m, ids), b.embed(m, ids));
+}
+
 void compare_linear(Side& a, Side& b) {
   int64_t out = 131, in = 77;
   Floats x = numbers(70 * in, 1), bias = numbers(out, 2);
   Halves halves = rounded(x);
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    std::string name = dtype == Dtype::f32 ? "linear f32" : "linear bf16";
-    Bytes data = b.pack(bytes_of(numbers(out * in, 3)), 0, out, in, dtype);
-    PackedMatrix m{data.data(), bias.data(), out, in, dtype};
-    size_t element = dtype == Dtype::f32 ? 4 : 2;
-    const char* p = dtype == Dtype::f32 ? reinterpret_cast<const char*>(x.data()) : reinterpret_cast<const char*>(halves.data());
-    Floats all = a.linear(m, p, 70);
-    check_close(a.k.name, name, all, b.linear(m, p, 70), 80 * 6e-8);
-    Floats alone;
-    for (int64_t r = 0; r < 70; r++) {
-      Floats row = a.linear(m, p + r * in * element, 1);
-      alone.insert(alone.end(), row.begin(), row.end());
-    }
-    check_same(a.k.name, name + ", rows alone", alone, all);
-    Ints ids{0, 130, 7, 7, 64};
-    check_same(a.k.name, "embed from " + name, a.embed(m, ids), b.embed(m, ids));
+  for (int format : {kF32, kBF16}) {
+    Bytes data = b.pack(bytes_of(numbers(out * in, 3)), kF32, out, in, format);
+    const void* rows = format == kF32 ? static_cast<const void*>(x.data()) : halves.data();
+    PackedMatrix m{data.data(), bias.data(), out, in, format};
+    compare_products(a, b, std::string("linear ") + kFormats[format].name, m, static_cast<const char*>(rows), in * (format == kF32 ? 4 : 2), 80 * 6e-8);
+  }
+}
+
+// Float16 scales of about a thousandth, whatever else the bits of a block are; the products themselves are exact.
+void compare_quantised(Side& a, Side& b) {
+  int64_t out = 131, in = 512;
+  Floats x = numbers(70 * in, 1), bias = numbers(out, 2);
+  for (int format = kFirstQuantised; format < kNumFormats; format++) {
+    const FormatInfo& info = kFormats[format];
+    std::mt19937 generator(format);
+    Bytes data(out * in / info.block_size * info.block_bytes);
+    for (uint8_t& byte : data) byte = static_cast<uint8_t>(generator());
+    for (size_t block = 0; block < data.size(); block += info.block_bytes)
+      for (int place : scale_places(info)) data[block + place] = 0x14;
+    Bytes packed = b.pack(data, format, out, in, format);
+    PackedMatrix m{packed.data(), bias.data(), out, in, format};
+    compare_products(a, b, std::string("linear ") + info.name, m, reinterpret_cast<const char*>(x.data()), 4 * in, 80 * 6e-8);
   }
 }
 
@@ -201,9 +245,9 @@ struct Attention {
 
   Floats run(Side& side) const {
     const int32_t heads = 6, kv_heads = 2, blocks = (length + block_size - 1) / block_size + 2;
-    int64_t head_bytes = int64_t{block_size} * head_dim * (dtype == Dtype::bf16 ? 2 : 4);
-    Bytes memory(blocks * 2 * kv_heads * head_bytes, 0xff);  // NaN wherever nothing has been written
-    KVLayout kv{reinterpret_cast<char*>(memory.data()), 2 * kv_heads * head_bytes, head_bytes, 1, blocks, block_size, kv_heads, head_dim, dtype};
+    KVLayout kv = make_kv_layout(nullptr, 1, blocks, block_size, kv_heads, head_dim, dtype);
+    Bytes memory(blocks * kv.block_bytes, 0xff);  // NaN wherever nothing has been written
+    kv.base = reinterpret_cast<char*>(memory.data());
     Ints table, slots, positions;
     for (int32_t i = 0; i + 2 < blocks; i++) table.push_back(blocks - 1 - i);
     for (int32_t p = 0; p < length; p++) slots.push_back(table[p / block_size] * block_size + p % block_size);
@@ -231,13 +275,14 @@ struct Attention {
 };
 
 void compare_attention(Side& a, Side& b) {
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16})
+  const char* names[] = {"f32", "bf16", "int8"};
+  const double tolerances[] = {3e-6, 2e-3, 5e-5};  // probabilities round to 8 or 15 bits: one may fall on the other side, and hundreds average out
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8})
     for (int32_t block_size : {1, 16, 64})
       for (const Attention& c : {Attention{block_size, 64, 700, 3, 0, 0, dtype}, Attention{block_size, 40, 90, 40, 33, 20, dtype}}) {
-        std::string name = std::string("attention ") + (dtype == Dtype::f32 ? "f32" : "bf16") + ", blocks of " + std::to_string(block_size) +
-                           ", heads of " + std::to_string(c.head_dim);
-        // Probabilities are rounded to bf16: one that falls on the other side moves by 2^-8, and hundreds average out.
-        check_close(a.k.name, name, c.run(a), c.run(b), dtype == Dtype::f32 ? 3e-6 : 2e-3);
+        int i = static_cast<int>(dtype);
+        std::string name = std::string("attention ") + names[i] + ", blocks of " + std::to_string(block_size) + ", heads of " + std::to_string(c.head_dim);
+        check_close(a.k.name, name, c.run(a), c.run(b), tolerances[i]);
       }
 }
 
@@ -273,7 +318,9 @@ int main() {
   for (const std::string& name : available_isas()) {
     Side side{select_kernels(name), pool};
     compare_packing(side, portable);
+    compare_quantizing(side, portable);
     compare_linear(side, portable);
+    compare_quantised(side, portable);
     compare_elementwise(side, portable);
     compare_attention(side, portable);
     compare_sampling(side, portable);

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from octavo.config import SchedulerConfig
 from octavo.errors import ConfigError
-from octavo.planner.accounting import Usage, UsageMean
+from octavo.planner.accounting import Usage, UsageMean, usage
 from octavo.planner.allocators import SCHEMES, Arena, ContiguousManager
 from octavo.planner.latency_model import LinearLatency
 from octavo.planner.replica import Replica, SimConfig
+from octavo.planner.static_batching import StaticBatching
 from octavo.planner.workload import SimRequest, own_run, shared_run
 
 LATENCY = LinearLatency(per_step=0.01, per_token=0.001)
@@ -71,47 +72,59 @@ class Conserving(UsageMean):
 
     replica: Replica
 
-    def add(self, now: float, seconds: float, running: int, slots: Usage) -> None:
+    def add(self, seconds: float, running: int, slots: Usage) -> None:
         assert slots.used + slots.reserved + slots.internal + slots.external + slots.free == slots.total
         assert min(slots) >= 0
         blocks = self.replica.blocks
-        covered = sum(map(blocks.num_tokens, blocks.request_ids))
+        covered = sum(map(blocks.num_tokens, blocks.request_ids))  # of a static batch: those that have not ended
         if isinstance(blocks, ContiguousManager):
             blocks.check()
-        if blocks.prefix_caching:  # blocks may be in several tables, and sources of copies in none
+        # Blocks may be in several tables, and sources of copies in none.
+        if isinstance(blocks, StaticBatching) or blocks.prefix_caching or blocks.sharing.num_forks:
             assert slots.used <= covered + len(blocks.copies) * blocks.block_size
         else:
             assert slots.used == covered
-        super().add(now, seconds, running, slots)
+        super().add(seconds, running, slots)
 
 
-requests_strategy = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 23), st.integers(0, 2)), min_size=1, max_size=24)
+requests_strategy = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 23), st.integers(0, 2), st.sampled_from([1, 1, 1, 3])), min_size=1, max_size=24
+)  # fmt: skip
 
 
+@pytest.mark.parametrize("batching", ["continuous", "static"])
 @pytest.mark.parametrize("scheme", ["paged", *SCHEMES])
-@given(shapes=requests_strategy, slots=st.integers(64, 200), placement=st.sampled_from(["first_fit", "buddy"]), caching=st.booleans())
+@given(
+    shapes=requests_strategy,
+    slots=st.integers(64, 200),
+    placement=st.sampled_from(["first_fit", "buddy"]),
+    caching=st.booleans(),
+    beams=st.booleans(),
+)
 @settings(max_examples=25, deadline=None)
 def test_slots_are_conserved_at_every_step_and_all_requests_finish(
-    scheme: str, shapes: list[tuple[int, int, int]], slots: int, placement: str, caching: bool
+    scheme: str, batching: str, shapes: list[tuple[int, int, int, int]], slots: int, placement: str, caching: bool, beams: bool
 ) -> None:
-    config = SimConfig(slots, scheme, 4, SchedulerConfig(8, 32), 63, caching, placement)  # type: ignore[arg-type]
+    config = SimConfig(slots, scheme, 4, SchedulerConfig(8, 32), 63, caching, placement, batching)  # type: ignore[arg-type]
     replica = Replica(0, config, LATENCY)
     mean = Conserving()
     mean.replica = replica
-    replica.runner.all = mean
-    ended = []
-    for number, (prompt, output, prefix) in enumerate(shapes):
+    replica.runner.counts.every = mean
+    ended, asked, alike = [], list[int](), (scheme, batching) == ("paged", "continuous") and beams
+    for number, (prompt, output, prefix, n) in enumerate(shapes):
         runs = (shared_run(prefix, prompt // 2), own_run(number, prompt - prompt // 2))
-        request = SimRequest(number, 0.0, tuple(run for run in runs if run.length), output)
-        assert replica.submit(request, replica.clock.now) is None
-        if number % 3 == 0:
+        request = SimRequest(number, 0.0, tuple(run for run in runs if run.length), output, n=n, beams=alike and n > 1)
+        refused = replica.submit(request, replica.clock.now)
+        assert refused is None or request.beams  # of which the whole memory may hold too few
+        asked += [number] * (refused is None)
+        if number % 3 == 0 and replica.core.has_work:
             ended += replica.step(replica.clock.now)
             replica.core.check()
     while replica.core.has_work:
         ended += replica.step(replica.clock.now)
         replica.core.check()
-    assert {r.request.id for r in ended} == set(range(len(shapes)))
-    assert all(r.num_output == r.request.output_len for r in ended)
+    assert sorted(r.request.id for r in ended) == asked
+    assert all(r.num_output == r.request.n * r.request.output_len for r in ended)
     assert replica.blocks.num_free == replica.blocks.num_blocks and not replica.runner.final_tokens.keys() & replica.live.keys()
 
 
@@ -131,7 +144,7 @@ def run(scheme: str, shapes: list[tuple[int, int]], slots: int, max_model_len: i
     [("maximum", 200 // 64), ("power_of_two", 200 // 46), ("oracle", 200 // 31), ("growing", 200 // 16), ("paged", 50 // 4)],
 )
 def test_how_many_run_at_once(scheme: str, at_once: int) -> None:
-    assert run(scheme, [(14, 17)] * 16, 200).runner.all.max_running == at_once
+    assert run(scheme, [(14, 17)] * 16, 200).runner.counts.every.max_running == at_once
 
 
 def test_growing_copies_what_it_held() -> None:
@@ -150,7 +163,7 @@ def test_growing_starts_anew_where_old_and_new_do_not_fit_together() -> None:
 
 
 def test_a_static_batch_waits_for_its_longest() -> None:
-    config = SimConfig(128, "static", 4, SchedulerConfig(16, 256), 64)
+    config = SimConfig(128, "maximum", 4, SchedulerConfig(16, 256), 64, batching="static")
     replica = Replica(0, config, LATENCY)
     for number, output in enumerate([2, 20, 5]):
         replica.submit(SimRequest(number, 0.0, (own_run(number, 4),), output), 0.0)
@@ -161,6 +174,24 @@ def test_a_static_batch_waits_for_its_longest() -> None:
     assert ends[0] == ends[1] < ends[2]
     admitted = {r.request.id: r.metrics.admitted_time for r in records if r.metrics is not None}
     assert admitted[2] == ends[1]
+
+
+@pytest.mark.parametrize("scheme", ["paged", *SCHEMES])
+def test_any_memory_can_be_batched_statically(scheme: str) -> None:
+    """Two batches: what the first one's ended requests hold is waste, and is no more than is needed."""
+    config = SimConfig(160, scheme, 4, SchedulerConfig(2, 256), 64, batching="static")
+    replica = Replica(0, config, LATENCY)
+    for number, output in enumerate([2, 20, 5]):
+        replica.submit(SimRequest(number, 0.0, (own_run(number, 5),), output), 0.0)
+    ends, wasted, rows = {}, [], []
+    while replica.core.has_work:
+        ends |= {r.request.id: r.metrics.finish_time for r in replica.step(replica.clock.now) if r.metrics is not None}
+        assert isinstance(replica.blocks, StaticBatching)
+        rows.append(replica.blocks.num_empty_rows)
+        wasted.append(usage(replica.blocks, replica.runner.final_tokens).internal)
+    assert ends[0] == ends[1] < ends[2] and set(rows) == {0, 1}
+    assert max(wasted) >= 6 and wasted[-1] == 0  # the 5 + 1 tokens of the first request
+    assert replica.blocks.num_free == replica.blocks.num_blocks
 
 
 def test_what_can_never_fit_is_refused() -> None:

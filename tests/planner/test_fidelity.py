@@ -38,8 +38,8 @@ def shape(plan: StepPlan) -> tuple[object, ...]:
     return (plan.step, plan.released, admitted, *(c.tolist() for c in (*columns, *copies)), plan.preempted)
 
 
-def workload(vocab_size: int) -> list[SimRequest]:
-    """Different prompts, some of which begin alike, in more blocks than there are."""
+def workload(vocab_size: int, samples: int) -> list[SimRequest]:
+    """Different prompts, some of which begin alike, in more blocks than there are; every third draws so many samples."""
     chance = random.Random(5)
     heads = [[chance.randrange(vocab_size) for _ in range(length)] for length in (40, 23)]
     requests = []
@@ -47,12 +47,14 @@ def workload(vocab_size: int) -> list[SimRequest]:
         tokens = (
             (heads[number % 3] if number % 3 < 2 else []) + [number] + [chance.randrange(vocab_size) for _ in range(chance.randint(1, 50))]
         )
-        requests.append(SimRequest(number, 0.0, tuple(Run(token, 1) for token in tokens), chance.randint(1, 30)))
+        requests.append(
+            SimRequest(number, 0.0, tuple(Run(token, 1) for token in tokens), chance.randint(1, 30), n=1 if number % 3 else samples)
+        )
     return requests
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_plans_are_the_same(caching: bool) -> None:
+@pytest.mark.parametrize(("caching", "samples"), [(True, 1), (False, 1), (True, 3)])
+def test_plans_are_the_same(caching: bool, samples: int) -> None:
     from octavo import LLM
 
     llm = LLM("smollm2-135m", num_blocks=40, block_size=8, max_model_len=160, max_num_seqs=6, max_num_batched_tokens=64,
@@ -64,11 +66,12 @@ def test_plans_are_the_same(caching: bool) -> None:
     replica = Replica(0, config, LinearLatency(per_step=0.01))
     simulated = Recorder(replica.runner)
     replica.core._runner = simulated
-    requests = workload(llm.vocab_size)
+    requests = workload(llm.vocab_size, samples)
     coming = list(requests)
     while coming or real.has_work:
         for request in coming[:3]:  # three more before each of the first steps
-            real.add_request(request.token_ids(), SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=True))
+            params = SamplingParams(n=request.n, max_tokens=request.output_len, ignore_eos=True)
+            real.add_request(request.token_ids(), params)
             assert replica.submit(request, replica.clock.now) is None
         del coming[:3]
         real.step()
@@ -76,6 +79,7 @@ def test_plans_are_the_same(caching: bool) -> None:
     assert not replica.core.has_work
     assert any(plan.preempted for plan in recorder.plans), "the workload should be tight enough for preemptions"
     assert any(a.resumed for plan in recorder.plans for a in plan.admitted)
+    assert samples == 1 or any(plan.replaced for plan in recorder.plans), "no sample wrote into a block that it shared"
     if caching:
         assert real.stats()["prefix_cache"]["tokens_saved"] > 0
     assert list(map(shape, recorder.plans)) == list(map(shape, simulated.plans))

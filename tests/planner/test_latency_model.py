@@ -60,6 +60,16 @@ def test_fit_finds_what_made_the_times() -> None:
     assert min(found.coefficients()) >= 0
 
 
+def test_many_decodes_are_to_the_bit_what_single_steps_are() -> None:
+    model = KNOWN_MODELS["llama-3.1-8b"]
+    roof = roofline(model.spec, model.weight_bytes("bfloat16"), model.kv_bytes_per_token("bfloat16"), DEVICES["a100-40gb"])
+    linear = LinearLatency(5.1e-3, 3.3e-4, 1.7e-4, 2.9e-5, 1.3e-4, 2.1e-8, 5e-9, 1e-9)
+    for latency in (roof, linear):
+        for rows in (1, 7, 200):
+            contexts = range(rows * 100, rows * 100 + 50 * rows, rows)
+            assert latency.decodes(rows, contexts) == [latency.seconds(StepLoad(rows, rows, rows, c, c)) for c in contexts]
+
+
 def test_fit_refuses_nothing_to_fit() -> None:
     with pytest.raises(ConfigError):
         fit([], [])

@@ -39,19 +39,22 @@ def test_published_block_arithmetic() -> None:
 def test_well_known_models_have_their_published_sizes(name: str, kv_bytes: int, billions: float) -> None:
     model = KNOWN_MODELS[name]
     assert model.kv_bytes_per_token("bfloat16") == kv_bytes == 2 * model.kv_bytes_per_token("fp8")
+    dim = model.spec.head_dim
+    assert model.kv_bytes_per_token("int8") * 2 * dim == kv_bytes * (dim + 2)
     assert model.weight_bytes("bfloat16") / 2e9 == pytest.approx(billions, rel=1e-3)
     assert model.weight_bytes("float32") == 2 * model.weight_bytes("bfloat16")
 
 
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("block_size", LEGAL_BLOCK_SIZES)
 @pytest.mark.parametrize("memory", [20 * GIB, 24 * GIB, 80 * GIB])
-def test_settings_give_the_engine_exactly_the_planned_blocks(block_size: int, memory: int) -> None:
+def test_settings_give_the_engine_exactly_the_planned_blocks(block_size: int, memory: int, kv_dtype: str) -> None:
     scheduler = SchedulerConfig(max_model_len=8192)
-    plan = plan_memory(LLAMA, memory, CacheConfig(block_size), scheduler, tensor_parallel=1)
-    fit = next(f for f in plan.fits if f.block_size == block_size and f.kv_dtype == "bfloat16")
+    plan = plan_memory(LLAMA, memory, CacheConfig(block_size), scheduler, kv_dtypes=(kv_dtype,), tensor_parallel=1)
+    fit = next(f for f in plan.fits if f.block_size == block_size)
     s = plan.settings
     started = plan_cache(
-        LLAMA.spec, "bfloat16", CacheConfig(s["block_size"], s["kv_memory"]),
+        LLAMA.spec, "bfloat16", CacheConfig(s["block_size"], s["kv_memory"], kv_dtype=s["kv_dtype"]),
         SchedulerConfig(s["max_num_seqs"], s["max_num_batched_tokens"], s["max_model_len"]), memory,
     )  # fmt: skip
     assert started.num_blocks == fit.num_blocks and started.max_model_len == s["max_model_len"] == 8192

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
+from array import array
 from pathlib import Path
 
 import pytest
 
+from octavo.blocks import BlockManager
 from octavo.errors import ConfigError
 from octavo.planner.known_models import KNOWN_MODELS
 from octavo.planner.latency_model import LinearLatency
 from octavo.planner.paper import PAPER, paper_study
 from octavo.planner.replica import SimConfig
-from octavo.planner.report import summarise, unlimited_hit_rate
+from octavo.planner.report import ENTRY_BYTES, TOKEN_BYTES, summarise, unlimited_hit_rate
 from octavo.planner.simulate import simulate
 from octavo.planner.studies import Study, StudyResult, run_study
-from octavo.planner.workload import WORKLOADS, SimRequest, own_run, shared_run
+from octavo.planner.workload import WORKLOADS, SimRequest, own_run, shared_run, with_outputs
 
 
 def test_memory_study_of_the_paper_within_five_points() -> None:
@@ -37,13 +40,12 @@ def test_unlimited_cache_against_comparing_all_prompts() -> None:
         if chance.random() < 0.3:
             runs.pop()
         requests.append(SimRequest(number, float(number), tuple(runs) or (shared_run(0, 8),), 1))
-    result = simulate(requests, SimConfig(4096, max_model_len=64), LinearLatency(per_step=0.01))
     prompts = [r.token_ids().tolist() for r in requests]
     found = 0
     for number, prompt in enumerate(prompts):
         best = max((common(prompt, other) // 8 * 8 for other in prompts[:number]), default=0)
         found += min(best, len(prompt) - 1)
-    assert unlimited_hit_rate(result) == pytest.approx(found / sum(len(p) - 1 for p in prompts))
+    assert unlimited_hit_rate(requests) == pytest.approx(found / sum(len(p) - 1 for p in prompts))
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -56,8 +58,15 @@ def test_the_real_cache_stays_below_the_unlimited_one() -> None:
     for slots in (40_000, 400_000):
         result = simulate(requests, SimConfig(slots, max_model_len=16_384), LinearLatency(per_step=0.01, per_token=1e-5))
         rates.append(summarise(result)["prefix"]["hit_rate"])
-        bound = unlimited_hit_rate(result)
+        bound = unlimited_hit_rate(requests)
     assert rates[0] < rates[1] <= bound + 0.01
+
+
+def test_no_cache_finds_more_than_the_unlimited_one() -> None:
+    """Conversations, whose answers come back in the next prompt."""
+    requests = WORKLOADS["chat"].at_rate(2.0).requests(120)
+    result = simulate(requests, SimConfig(2_000_000), LinearLatency(per_step=0.001))
+    assert 0.8 < summarise(result)["prefix"]["hit_rate"] <= unlimited_hit_rate(requests)
 
 
 def test_figures_by_hand() -> None:
@@ -89,7 +98,7 @@ def small_study() -> StudyResult:
 
 def test_studies_print_and_dump(small_study: StudyResult) -> None:
     text, data = small_study.describe(), json.loads(json.dumps(small_study.as_dict()))
-    assert list(data["runs"]) == ["paged", "maximum", "power_of_two", "oracle", "growing", "static"]
+    assert list(data["runs"]) == ["paged", "maximum", "power_of_two", "oracle", "growing", "paged+static", "maximum+static"]
     assert all(name in text for name in data["runs"])
     for run in data["runs"].values():
         shares = run["memory"]["all"]
@@ -131,7 +140,7 @@ def test_a_sweep_over_block_sizes() -> None:
     waste = [run["memory"]["all"]["reserved"] + run["memory"]["all"]["internal"] for run in runs.values()]
     entries = [run["metadata"]["table_entries_per_request"] for run in runs.values()]
     assert list(runs) == [f"paged {2**k}" for k in range(9)]
-    assert waste[0] == 0 and waste == sorted(waste) and entries == sorted(entries, reverse=True)
+    assert waste[0] == pytest.approx(0, abs=1e-12) and waste == sorted(waste) and entries == sorted(entries, reverse=True)
 
 
 @pytest.mark.parametrize("wrong", [{"block_sizes": ("12",)}, {"block_sizes": ("many",)}, {"placement": "best_fit"}, {"schemes": ("slab",)}])
@@ -144,3 +153,41 @@ def test_wrong_settings_of_a_study_are_refused(wrong: dict[str, object]) -> None
 def test_a_model_that_leaves_no_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves no memory"):
         run_study(Study("chat", KNOWN_MODELS["llama-3.1-70b"]), WORKLOADS["chat"].requests(1))
+
+
+def test_bytes_of_the_prefix_index_against_what_python_takes() -> None:
+    for size in (4, 64):
+        blocks, tokens = BlockManager(4000, size), array("i", range(4000 * size))
+        blocks.admit(0, tokens, leaves=True)
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        blocks.reserve(0, len(tokens))
+        taken = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert blocks.num_findable == 4000
+        assert taken / 4000 == pytest.approx(ENTRY_BYTES + TOKEN_BYTES * size, rel=0.3)
+
+
+def test_samples_save_what_they_share() -> None:
+    """n samples of a prompt of p full blocks with outputs of one block, once all have begun: n (p + 1) blocks without sharing, p + n with it."""
+    requests = with_outputs([SimRequest(0, 0.0, (own_run(0, 160),), 400)], n=4)
+    result = simulate(requests, SimConfig(4096, max_model_len=1024, prefix_caching=False), LinearLatency(per_step=1.0))
+    s = summarise(result)
+    needed = [4 * (10 + blocks) for blocks in range(1, 26) for _ in range(16)]
+    used = [10 + 4 * blocks for blocks in range(1, 26) for _ in range(16)]
+    assert s["memory"]["saved_by_sharing"] == pytest.approx(1 - sum(used) / sum(needed), abs=0.01)
+    assert s["throughput"]["output_tokens_per_second"] * s["seconds"] == 4 * 400
+    assert s["tpot"]["p50"] == pytest.approx(1.0)
+
+
+def test_beams_save_more_than_samples_and_contiguous_regions_cannot_fork() -> None:
+    requests = WORKLOADS["rag"].at_rate(1.0).requests(4)
+    samples, beams = (
+        summarise(simulate(with_outputs(requests, **how), SimConfig(200_000), LinearLatency(per_step=0.01)))["memory"]["saved_by_sharing"]
+        for how in ({"n": 4}, {"beam_width": 4})
+    )
+    assert 0.3 < samples < beams < 0.75
+    with pytest.raises(ConfigError, match="beams fork"):
+        simulate(with_outputs(requests, beam_width=2), SimConfig(200_000, "oracle"), LinearLatency(per_step=0.01))
+    with pytest.raises(ConfigError, match="one of the two"):
+        with_outputs(requests, n=2, beam_width=2)

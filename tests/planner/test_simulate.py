@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from octavo.config import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.planner.latency_model import LinearLatency
 from octavo.planner.replica import Record, Replica, SimConfig
-from octavo.planner.report import latency, tpot, ttft
+from octavo.planner.report import latency, summarise, timeline, tpot, ttft
 from octavo.planner.router import ROUTERS, LeastLoaded, PrefixAware, RoundRobin
 from octavo.planner.simulate import ARRIVES, GIVES_UP, STEP_BEGINS, STEP_ENDS, Fleet, SimResult, simulate
 from octavo.planner.workload import WORKLOADS, SimRequest, own_run, shared_run
@@ -43,7 +44,7 @@ def test_a_request_waits_for_the_step_that_runs() -> None:
 
 
 def test_simultaneous_events_happen_in_their_order() -> None:
-    fleet = Fleet([Replica(0, CONFIG, SECOND)], "round_robin")
+    fleet = Fleet([Replica(0, CONFIG, SECOND)], RoundRobin(1))
     fleet.keep_order = True
     requests = [request(0, 0.0, output=2), request(1, 1.0, output=1), request(2, 0.0, output=9, cancel_after=1.0)]
     result = fleet.run(requests, CONFIG)
@@ -88,10 +89,31 @@ def test_what_is_too_long_is_refused_and_counted() -> None:
 def test_a_fleet_answers_everybody(router: str) -> None:
     requests = WORKLOADS["agent"].at_rate(20.0).requests(150)
     config = SimConfig(40_000, "paged", 16, SchedulerConfig(64, 1024), 16_384)
-    result = simulate(requests, config, LinearLatency(per_step=0.01, per_token=1e-5), 3, router)
+    fleet = Fleet([Replica(i, config, LinearLatency(per_step=0.01, per_token=1e-5)) for i in range(3)], ROUTERS[router](3))
+    result = fleet.run(requests, config)
     assert {r.request.id for r in result.records} == set(range(150))
     assert {r.replica for r in result.records} == {0, 1, 2}
-    assert not any(replica.core.has_work or replica.live for replica in result.replicas)
+    assert not any(replica.core.has_work or replica.live for replica in fleet.replicas)
+
+
+@pytest.mark.parametrize("router", ["round_robin", "sticky"])
+def test_processes_change_nothing(router: str) -> None:
+    workload = WORKLOADS["rag" if router == "round_robin" else "agent"]
+    requests = [replace(r, n=2) if r.id % 9 == 0 else r for r in workload.at_rate(20.0).requests(150)]
+    requests.append(request(150, 3.0, prompt=17_000))  # refused
+    config = SimConfig(40_000, "paged", 16, SchedulerConfig(64, 1024), 16_384)
+    latency = LinearLatency(per_step=0.01, per_token=1e-5)
+    one, several = (simulate(requests, config, latency, 7, router, processes) for processes in (1, 2))
+    assert sorted(one.records, key=lambda r: r.request.id) == sorted(several.records, key=lambda r: r.request.id)
+    assert (one.start, one.end) == (several.start, several.end)
+    assert summarise(one) == summarise(several) and timeline(one) == timeline(several)
+
+
+def test_turns_of_a_conversation_stay_at_a_sticky_replica() -> None:
+    requests = WORKLOADS["agent"].at_rate(20.0).requests(150)
+    config = SimConfig(40_000, "paged", 16, SchedulerConfig(64, 1024), 16_384)
+    result = by_id(simulate(requests, config, LinearLatency(per_step=0.01, per_token=1e-5), 3, "sticky"))
+    assert all(result[r.id].replica == result[r.follows].replica for r in requests if r.follows is not None)
 
 
 def test_a_fleet_of_one_and_a_replica_by_itself_are_the_same() -> None:

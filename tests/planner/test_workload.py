@@ -69,6 +69,14 @@ def test_json_trace_shares_by_hash(tmp_path: Path) -> None:
     assert [r.arrival for r in read_trace(path)] == [0.0, 2.0, 4.0]
 
 
+def test_a_trace_may_ask_for_samples_and_beams(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"timestamp": 0, "input_length": 9, "output_length": 5} | more) for more in ({}, {"n": 3}, {"beam_width": 4}))
+    )
+    assert [(r.n, r.beams) for r in read_trace(path)] == [(1, False), (3, False), (4, True)]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
@@ -77,6 +85,7 @@ def test_json_trace_shares_by_hash(tmp_path: Path) -> None:
         ("c.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
         ("d.jsonl", "{nonsense", "line 1"),
         ("e.jsonl", '{"timestamp": 0, "input_length": -3, "output_length": 1}', "-3 prompt"),
+        ("f.jsonl", '{"timestamp": 0, "input_length": 3, "output_length": 1, "n": 1000}', "1000 outputs"),
     ],
 )
 def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, name: str, text: str, says: str) -> None:

@@ -31,6 +31,8 @@ def settings_of_engine(draw: st.DrawFn) -> Simulation:
         max_num_batched_tokens=draw(st.sampled_from([1, 2, 3, 5, 16, 100])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         max_passed_over=draw(st.integers(0, 4)),
+        speculative_tokens=draw(st.sampled_from([0, 0, 1, 3, 9])),
+        any_drafts=draw(st.booleans()),
         prefix_caching=draw(st.booleans()),
         fork_mode=draw(st.sampled_from(["copy_on_write", "recompute"])),
     )

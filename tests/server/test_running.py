@@ -50,6 +50,29 @@ def test_64_streams_at_once(server: Running) -> None:
     assert asyncio.run(all_texts(server, 64, stream=True)) == asyncio.run(all_texts(server, 64, stream=False))
 
 
+def test_accepted_drafts_come_as_one_chunk_and_change_nothing(server: Running) -> None:
+    few = {"ignore_eos": True, "allowed_token_ids": [300, 400, 500], "temperature": 0}
+    body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 60, "logprobs": 1, "extra_body": few}
+
+    def collect(server: Running) -> tuple[list[str], list[float | None], int]:
+        """Tokens, log-probabilities, chunks."""
+        with server.client() as client:
+            chunks = [chunk.choices[0].logprobs for chunk in client.completions.create(**body, stream=True)]
+            whole = client.completions.create(**body)
+        found = [logprobs for logprobs in chunks if logprobs is not None]
+        tokens, values = ([x for logprobs in found for x in getattr(logprobs, name)] for name in ("tokens", "token_logprobs"))
+        assert whole.usage.completion_tokens == 60 and whole.choices[0].logprobs.tokens == tokens
+        return tokens, values, len(found)
+
+    with running(tiny_engine(speculative_tokens=6)) as speculating:
+        *on, few_chunks = collect(speculating)
+        metrics = httpx.get(f"{speculating.url}/metrics").text
+    *off, many_chunks = collect(server)
+    assert on == off and few_chunks < many_chunks
+    counts = dict(line.split() for line in metrics.splitlines() if line.startswith("octavo_draft"))
+    assert 0 < float(counts["octavo_draft_tokens_accepted_total"]) <= float(counts["octavo_draft_tokens_total"])
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():

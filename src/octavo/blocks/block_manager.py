@@ -57,6 +57,11 @@ class BlockManager:
         return self._cache.num_cached
 
     @property
+    def num_findable(self) -> int:
+        """Blocks, free or not, whose tokens can be found."""
+        return len(self._cache.index)
+
+    @property
     def num_evictions(self) -> int:
         """Findable blocks lost because they were handed out, or because one before them was."""
         return self._cache.num_evictions
@@ -106,7 +111,8 @@ class BlockManager:
 
         Returns the blocks appended to the table (often none), or None where too few are free; then nothing has changed.
         Where the last block of the table is partly filled and shared, the first one returned replaces it and is named
-        in ``copies``.
+        in ``copies``. Tokens beyond those known are drafts: what they fill cannot be found, and ``truncate`` takes back what
+        they leave unused.
         """
         table = self._tables.get(request_id)
         if table is None:
@@ -192,6 +198,11 @@ class BlockManager:
             return blocks_for(num_tokens, self.block_size)
         more = num_tokens > table.num_tokens
         return max(0, blocks_for(num_tokens, self.block_size) - len(table.block_ids)) + (more and self._must_copy(table))
+
+    def num_plain(self, most: int) -> int:
+        """How many free blocks, at most ``most``, can be handed out to the present tables with the same result in any order."""
+        kept = {table.entries[-1].number for table in self._tables.values() if table.entries}
+        return self._cache.num_plain(most, kept)
 
     def num_room(self, request_id: int) -> int:
         """Most tokens by which the table can grow now."""

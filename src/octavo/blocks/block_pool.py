@@ -73,11 +73,12 @@ class BlockPool:
         self.num_free += 1
         return True
 
-    def free_blocks(self) -> list[int]:
-        """The free blocks in the order they would be handed out."""
+    def free_blocks(self, most: int | None = None) -> list[int]:
+        """The free blocks in the order they would be handed out, or the first ``most`` of them."""
+        limit = self.num_blocks + 1 if most is None else most
         blocks: list[int] = []
         block = self._next[self.num_blocks]
-        while block != self.num_blocks and len(blocks) <= self.num_blocks:
+        while block != self.num_blocks and len(blocks) < limit:
             blocks.append(block)
             block = self._next[block]
         return blocks

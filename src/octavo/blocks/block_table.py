@@ -35,7 +35,7 @@ class BlockTable:
         self.block_ids: array[int] = array("i")
         """Type code 'i'."""
         self.num_tokens = 0
-        """Tokens covered: computed, or scheduled in the step now running."""
+        """Tokens covered: computed, or scheduled in the step now running, with its drafts."""
         self.token_ids: array[int] = token_ids if token_ids is not None else array("i")
         """The request's own array of tokens known, which grows; read when a block fills."""
         self.caching = caching
@@ -43,6 +43,10 @@ class BlockTable:
         self.salt = salt
         self.entries: list[Entry] = []
         """What its filled blocks are found by, from the first on; another block of equal content may stand for one of them."""
+
+    def num_filled(self, block_size: int) -> int:
+        """Blocks filled with tokens that are known: those with drafts do not count."""
+        return min(self.num_tokens, len(self.token_ids)) // block_size
 
     def num_unused_slots(self, block_size: int) -> int:
         """Slots of its blocks that hold no token; fewer than ``block_size``."""

@@ -6,7 +6,8 @@ out again, also while nobody holds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from octavo.blocks.block_pool import BlockPool
@@ -45,6 +46,25 @@ class PrefixCache:
             self.num_evictions += sum(self.forget(entry) for entry in found if entry.alive)
         return taken
 
+    def num_plain(self, most: int, kept: Collection[int]) -> int:
+        """How many free blocks, at most ``most``, can be taken in turn and lose nothing but what is found in themselves.
+
+        A block that others are found behind would take them along, and change the order of the rest; so would one whose
+        entry has a number in ``kept``.
+        """
+        if most <= self.pool.num_free - self.num_cached:
+            return most
+        lost: Counter[int] = Counter()
+        for count, block in enumerate(self.pool.free_blocks(most)):
+            entry = self.index.by_block.get(block)
+            if entry is None:
+                continue
+            if entry.number in kept or len(entry.children) > lost[entry.number]:
+                return count
+            if entry.parent is not None:
+                lost[entry.parent.number] += 1
+        return min(most, self.pool.num_free)
+
     def share(self, block: int) -> None:
         """Count one more owner of a block that can be found."""
         self.num_cached -= self.pool.ref_counts[block] == 0
@@ -76,11 +96,14 @@ class PrefixCache:
         return match
 
     def index_filled(self, request_id: int, table: BlockTable) -> None:
-        """Make the blocks filled since the last time findable; all of them anew where one before them has been lost."""
+        """Make the blocks filled since the last time findable; all of them anew where one before them has been lost.
+
+        A block that is filled with drafts is not: only once they are accepted are they among the request's tokens.
+        """
         entries, size = table.entries, self._block_size
         if entries and not entries[-1].alive:
             entries.clear()
-        for position in range(len(entries), table.num_tokens // size):
+        for position in range(len(entries), table.num_filled(size)):
             parent, tokens = entries[-1] if entries else None, table.tokens_of_block(position, size)
             entry = self.index.get(parent, tokens, table.salt)
             entries.append(entry or self.index.add(parent, tokens, table.salt, table.block_ids[position], request_id))
@@ -88,6 +111,8 @@ class PrefixCache:
     def leave_end(self, request_id: int, table: BlockTable) -> None:
         """Make the partly filled last block findable, if nobody else will go on writing into it."""
         filled, used = divmod(table.num_tokens, self._block_size)
+        if filled > len(table.entries):  # by drafts that were accepted with its last tokens
+            self.index_filled(request_id, table)
         if not used or self.pool.ref_counts[table.block_ids[-1]] > 1 or table.block_ids[-1] in self.index.by_block:
             return
         self.index_filled(request_id, table)

@@ -128,9 +128,11 @@ class EngineCore:
 
     def _record_updates(self, updates: list[RequestUpdate]) -> None:
         now, record, silent = self._clock(), self.events.record, self._without_output
-        num_tokens = 0
+        num_tokens = num_accepted = 0
         for update in updates:
             num_tokens += len(update.token_ids)
+            if len(update.token_ids) > 1 and update.beam is None:
+                num_accepted += len(update.token_ids) - 1
             if update.token_ids and update.request_id in silent:
                 silent.remove(update.request_id)
                 record(FirstToken(now, update.request_id))
@@ -140,3 +142,4 @@ class EngineCore:
                 if not self._scheduler.is_live(update.request_id):
                     silent.discard(update.request_id)
         self._metrics.num_tokens_generated += num_tokens
+        self._metrics.num_drafts_accepted += num_accepted

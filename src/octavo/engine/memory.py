@@ -93,6 +93,7 @@ class CachePlan:
     block_bytes: int
     """Bytes of one block over all layers, keys and values."""
     max_model_len: int
+    kv_dtype: str
 
     @property
     def nbytes(self) -> int:
@@ -111,20 +112,25 @@ class CachePlan:
         """One line: bytes, blocks, tokens, and how many requests fit."""
         typical = min(TYPICAL_TOKENS, self.max_model_len)
         return (
-            f"KV cache {format_bytes(self.nbytes)}: {self.num_blocks:,} blocks of {self.block_size} = {self.num_tokens:,} tokens; "
+            f"KV cache {format_bytes(self.nbytes)} in {self.kv_dtype}: {self.num_blocks:,} blocks of {self.block_size} = {self.num_tokens:,} tokens; "
             f"fits {self.num_requests(self.max_model_len):,} requests of {self.max_model_len:,} tokens (the maximum) "
             f"or {self.num_requests(typical):,} of {typical:,}"
         )
 
 
-def plan_cache(spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: SchedulerConfig, available: int) -> CachePlan:
+def plan_cache(
+    spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: SchedulerConfig, available: int, weight_bytes: int | None = None
+) -> CachePlan:
     """Blocks and longest request for these settings, with ``available`` bytes for weights and KV cache.
+
+    ``weight_bytes``: of the packed matrices; default: all of them in ``dtype``.
 
     The pool takes ``num_blocks``, or ``kv_memory``, or by default the smaller of a quarter of what is available and
     what ``max_num_seqs`` requests of ``max_model_len`` use. Raises MemoryConfigError, with the numbers and the fix.
     """
-    block_bytes = spec.kv_bytes_per_token(dtype) * cache.block_size
-    weights = spec.weight_bytes(dtype)
+    kv_dtype = cache.dtype_for(dtype)
+    block_bytes = spec.kv_bytes_per_token(kv_dtype) * cache.block_size
+    weights = spec.weight_bytes(dtype) if weight_bytes is None else weight_bytes
     wanted = min(scheduler.max_model_len or spec.max_position, spec.max_position)
     if scheduler.max_model_len is not None and scheduler.max_model_len > spec.max_position:
         raise MemoryConfigError(
@@ -140,7 +146,7 @@ def plan_cache(spec: DecoderSpec, dtype: str, cache: CacheConfig, scheduler: Sch
             f"{num_blocks} ({format_bytes(num_blocks * block_bytes)}): raise kv_memory to {needed * block_bytes} bytes, or num_blocks to {needed}, "
             f"or lower max_model_len to {held}"
         )
-    return CachePlan(num_blocks, cache.block_size, block_bytes, min(wanted, held))
+    return CachePlan(num_blocks, cache.block_size, block_bytes, min(wanted, held), kv_dtype)
 
 
 def _num_blocks(cache: CacheConfig, scheduler: SchedulerConfig, block_bytes: int, available: int, longest: int) -> int:
@@ -165,7 +171,7 @@ def _check_fits(num_blocks: int, block_bytes: int, weights: int, available: int)
     fix = (
         f"lower kv_memory to {left * block_bytes} bytes or num_blocks to {left}"
         if left >= 2
-        else "choose a smaller model or dtype, or a larger machine"
+        else "choose a smaller model, a smaller dtype or quantize='int4', or a larger machine"
     )
     raise MemoryConfigError(
         f"weights of {format_bytes(weights)} and a KV cache of {format_bytes(num_blocks * block_bytes)} need "

@@ -17,8 +17,12 @@ class Metrics:
 
     num_steps: int = 0
     num_tokens_computed: int = 0
-    """Tokens that went through the model, again after preemptions included."""
+    """Tokens that went through the model, again after preemptions included, and drafts."""
     num_tokens_generated: int = 0
+    num_drafts: int = 0
+    """Drafts that went through the model."""
+    num_drafts_accepted: int = 0
+    """Of these, the ones that became output."""
     num_tokens_lost: int = 0
     """Computed tokens given up by preemptions."""
     num_preemptions: int = 0
@@ -48,6 +52,7 @@ class Metrics:
         """Count a step that is about to run, with its blocks reserved."""
         self.num_steps += 1
         self.num_tokens_computed += plan.num_tokens
+        self.num_drafts += sum(plan.num_drafts)
         self.max_num_running = max(self.max_num_running, num_running)
         self.max_used_blocks = max(self.max_used_blocks, blocks.used)
         self.max_internal_slots = max(self.max_internal_slots, blocks.max_internal_slots)
@@ -102,6 +107,11 @@ class Metrics:
                 "saved": self._saved_blocks / max(1, self._saved_blocks + self._used_blocks),
                 "saved_now": blocks.saved / max(1, blocks.saved + blocks.used),
                 "bytes_saved_now": blocks.saved * manager.block_bytes,
+            },
+            "speculation": {
+                "drafted": self.num_drafts,
+                "accepted": self.num_drafts_accepted,
+                "acceptance": self.num_drafts_accepted / max(1, self.num_drafts),
             },
             "waste": {
                 "internal": self._internal_slots / max(1, self._used_slots),

@@ -131,19 +131,12 @@ class OutputProcessor:
         """Take over an update of a request. Returns the stop string that its sample must be ended for, if any."""
         stream = self._streams[update.request_id]
         sample = stream.samples[update.sample_index]
-        sample.token_ids.extend(update.token_ids)
-        if update.logprobs is not None:
-            sample.cumulative_logprob += update.logprobs.logprob
-            if stream.params.logprobs is not None:
-                sample.logprobs.append(self._position(update.logprobs))
         if update.beam is not None:
             sample.cumulative_logprob, sample.score = update.beam.cumulative_logprob, update.beam.score
             sample.logprobs += map(self._position, update.beam.logprobs)
         for position, logprobs in update.prompt_logprobs:
             stream.prompt_logprobs[position] = self._position(logprobs)
-        stop = None
-        if sample.detokenizer is not None and sample.finish_reason is None:
-            stop = _push_text(stream.params, sample, sample.detokenizer, update)
+        stop = self._push_tokens(stream.params, sample, update)
         if update.finish_reason is not None:
             stream.num_running -= 1
             stream.metrics = _merge(stream.metrics, update.metrics)
@@ -153,6 +146,21 @@ class OutputProcessor:
             return stop if update.finish_reason is None else None
         if update.finish_reason is not None and sample.finish_reason is None:
             sample.finish_reason, sample.stop_reason = update.finish_reason, update.stop_reason
+        return None
+
+    def _push_tokens(self, params: SamplingParams, sample: _Sample, update: RequestUpdate) -> str | None:
+        """Take over new tokens: one after another where one of them may complete a stop string, which drops those behind it."""
+        whole = sample.detokenizer is None or sample.finish_reason is not None or not params.stop
+        for part in [update] if whole else _one_by_one(update):
+            sample.token_ids.extend(part.token_ids)
+            for found in part.logprobs:
+                sample.cumulative_logprob += found.logprob
+                if params.logprobs is not None:
+                    sample.logprobs.append(self._position(found))
+            if sample.detokenizer is not None and sample.finish_reason is None:
+                stop = _push_text(params, sample, sample.detokenizer, part)
+                if stop is not None:
+                    return stop
         return None
 
     def has_ended(self, request_id: int) -> bool:
@@ -222,6 +230,15 @@ class OutputProcessor:
         }
         entries[found.token_id] = Logprob(found.logprob, found.rank, text(found.token_id))
         return entries
+
+
+def _one_by_one(update: RequestUpdate) -> list[RequestUpdate]:
+    """The same update as one per token; how the sample ended is told by the last one."""
+    last = len(update.token_ids) - 1
+    if last < 1:
+        return [update]
+    parts = [update._replace(token_ids=(token,), logprobs=update.logprobs[i : i + 1]) for i, token in enumerate(update.token_ids)]
+    return [*(part._replace(finish_reason=None) for part in parts[:last]), parts[last]]
 
 
 def _push_text(params: SamplingParams, sample: _Sample, detokenizer: Detokenizer, update: RequestUpdate) -> str | None:

@@ -13,7 +13,8 @@ bit-equal to the ``gguf`` package. All numbers are little-endian; ``d`` and ``m`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int16]
 
 FORMATS: dict[str, tuple[int, int]] = {
     "F32": (1, 4),
@@ -41,7 +43,36 @@ FORMATS: dict[str, tuple[int, int]] = {
 }
 """Format name -> (weights per block, bytes per block)."""
 
-_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """Quantised weights taken apart: ``scales * codes + minima``, by groups of 16 or 32 along a row."""
+
+    codes: Integers
+    """[groups, group] int16"""
+    scales: Floats
+    """[groups]"""
+    minima: Floats | None
+    """[groups], or none at all"""
+
+
+def is_quantised(format: str) -> bool:
+    """Whether a format holds integers with scales."""
+    return format not in _FLOATS
+
+
+def packed_formats(formats: Sequence[str], packing: str) -> list[str]:
+    """What stacked matrices of these formats become when they are packed as "float32", "bfloat16" or "quantised" (``ops.Backend.pack``).
+
+    >>> packed_formats(["Q4_K", "Q6_K", "F16"], "quantised"), packed_formats(["F16"], "quantised"), packed_formats(["Q4_K"], "float32")
+    (['Q4_K', 'Q6_K', 'F32'], ['BF16'], ['F32'])
+    """
+    if packing != "quantised":
+        return [{"float32": "F32", "bfloat16": "BF16"}[packing]] * len(formats)
+    floats = "F32" if any(map(is_quantised, formats)) else "BF16"
+    return [format if is_quantised(format) else floats for format in formats]
 
 
 def num_bytes(format: str, num_elements: int) -> int:
@@ -61,13 +92,33 @@ def dequantize(format: str, data: Bytes, num_elements: int) -> Floats:
 
     Raises ``ValueError`` for a format that is not in ``FORMATS`` or a length that does not match.
     """
+    blocks = _blocks(format, data, num_elements)
+    if format in _FLOATS:
+        return np.ascontiguousarray(_FLOATS[format](blocks), dtype=np.float32).reshape(num_elements)
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold infinite scales; that is no warning of ours
+        parts = _SPLITTERS[format](blocks)
+        weights = parts.scales[:, None] * parts.codes.astype(np.float32)
+        return (weights if parts.minima is None else weights + parts.minima[:, None]).reshape(num_elements)
+
+
+def split(format: str, data: Bytes, num_elements: int) -> Codes:
+    """The codes, scales and minima of ``num_elements`` quantised weights; raises as ``dequantize`` does."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _SPLITTERS[format](_blocks(format, data, num_elements))
+
+
+def _blocks(format: str, data: Bytes, num_elements: int) -> Bytes:
     if format not in FORMATS:
         raise ValueError(f"format {format} is not supported; supported are {', '.join(FORMATS)}")
     if data.size != num_bytes(format, num_elements):
         raise ValueError(f"{num_elements} {format} weights take {num_bytes(format, num_elements)} bytes, not {data.size}")
-    blocks = data.reshape(-1, FORMATS[format][1])
-    with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold infinite scales; that is no warning of ours
-        return np.ascontiguousarray(_DECODERS[format](blocks), dtype=np.float32).reshape(num_elements)
+    return data.reshape(-1, FORMATS[format][1])
+
+
+def _parts(codes: NDArray[Any], scales: Floats, minima: Floats | None = None) -> Codes:
+    """Groups of ``codes`` for the scales, all blocks one after the other."""
+    flat = scales.reshape(-1)
+    return Codes(codes.reshape(len(flat), -1).astype(np.int16), flat, None if minima is None else minima.reshape(-1))
 
 
 def _half(column: Bytes) -> Floats:
@@ -86,8 +137,8 @@ def _fields(packed: Bytes, width: int, bits: int) -> Bytes:
     return (packed.reshape(len(packed), -1, 1, width) >> shifts) & np.uint8((1 << bits) - 1)
 
 
-def _signed(values: Bytes, offset: int) -> Floats:
-    return (values.astype(np.int16) - offset).astype(np.float32)
+def _signed(values: Bytes, offset: int) -> Integers:
+    return values.astype(np.int16) - np.int16(offset)
 
 
 def _f32(b: Bytes) -> Floats:
@@ -98,47 +149,42 @@ def _bf16(b: Bytes) -> Floats:
     return (np.ascontiguousarray(b).view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-def _q4_0(b: Bytes) -> Floats:
-    return _half(b[:, :2]) * _signed(_nibbles(b[:, 2:]), 8)
+def _q4_0(b: Bytes) -> Codes:
+    return _parts(_signed(_nibbles(b[:, 2:]), 8), _half(b[:, :2]))
 
 
-def _q4_1(b: Bytes) -> Floats:
-    return _half(b[:, :2]) * _nibbles(b[:, 4:]).astype(np.float32) + _half(b[:, 2:4])
+def _q4_1(b: Bytes) -> Codes:
+    return _parts(_nibbles(b[:, 4:]), _half(b[:, :2]), _half(b[:, 2:4]))
 
 
 def _fifth_bits(column: Bytes) -> Bytes:
     return np.unpackbits(column, axis=1, bitorder="little") << np.uint8(4)
 
 
-def _q5_0(b: Bytes) -> Floats:
-    return _half(b[:, :2]) * _signed(_nibbles(b[:, 6:]) | _fifth_bits(b[:, 2:6]), 16)
+def _q5_0(b: Bytes) -> Codes:
+    return _parts(_signed(_nibbles(b[:, 6:]) | _fifth_bits(b[:, 2:6]), 16), _half(b[:, :2]))
 
 
-def _q5_1(b: Bytes) -> Floats:
-    q = _nibbles(b[:, 8:]) | _fifth_bits(b[:, 4:8])
-    return _half(b[:, :2]) * q.astype(np.float32) + _half(b[:, 2:4])
+def _q5_1(b: Bytes) -> Codes:
+    return _parts(_nibbles(b[:, 8:]) | _fifth_bits(b[:, 4:8]), _half(b[:, :2]), _half(b[:, 2:4]))
 
 
-def _q8_0(b: Bytes) -> Floats:
-    return np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.float32) * _half(b[:, :2])
+def _q8_0(b: Bytes) -> Codes:
+    return _parts(np.ascontiguousarray(b[:, 2:]).view(np.int8), _half(b[:, :2]))
 
 
-def _q2_k(b: Bytes) -> Floats:
+def _q2_k(b: Bytes) -> Codes:
     """scales[16] (low nibble scale, high nibble min) | 2-bit q[64] | d | dmin."""
     scales, q, d, dmin = b[:, :16], b[:, 16:80], _half(b[:, 80:82]), _half(b[:, 82:84])
-    scale = (d * (scales & 15).astype(np.float32))[:, :, None]
-    offset = (dmin * (scales >> 4).astype(np.float32))[:, :, None]
-    return scale * _fields(q, 32, 2).reshape(-1, 16, 16).astype(np.float32) - offset
+    return _parts(_fields(q, 32, 2), d * (scales & 15).astype(np.float32), -(dmin * (scales >> 4).astype(np.float32)))
 
 
-def _q3_k(b: Bytes) -> Floats:
+def _q3_k(b: Bytes) -> Codes:
     """third bits[32], inverted | low two bits[64] | 16 six-bit scales[12] | d."""
     high, low, packed, d = b[:, :32], b[:, 32:96], b[:, 96:108], _half(b[:, 108:110])
     scales = _nibbles(packed[:, :8]) | (_fields(packed[:, 8:], 4, 2).reshape(-1, 16) << np.uint8(4))
-    third = _fields(high, 32, 1).reshape(-1, 16, 16)
-    q = _signed(_fields(low, 32, 2).reshape(-1, 16, 16) | (third << np.uint8(2)), 4)
-    scale: Floats = d * _signed(scales, 32)
-    return scale[:, :, None] * q
+    third = _fields(high, 32, 1).reshape(-1, 256)
+    return _parts(_signed(_fields(low, 32, 2).reshape(-1, 256) | (third << np.uint8(2)), 4), d * _signed(scales, 32).astype(np.float32))
 
 
 def _scales_and_mins(packed: Bytes) -> tuple[Floats, Floats]:
@@ -154,47 +200,44 @@ def _scales_and_mins(packed: Bytes) -> tuple[Floats, Floats]:
     return scales.astype(np.float32), mins.astype(np.float32)
 
 
-def _affine_k(b: Bytes, q: Bytes) -> Floats:
-    """d | dmin | scales[12] at the front of a block, applied to q [n, 8, 32]."""
+def _affine_k(b: Bytes, codes: Bytes) -> Codes:
+    """d | dmin | scales[12] at the front of a block."""
     scales, mins = _scales_and_mins(b[:, 4:16])
-    scale, offset = _half(b[:, :2]) * scales, _half(b[:, 2:4]) * mins
-    return scale[:, :, None] * q.astype(np.float32) - offset[:, :, None]
+    return _parts(codes, _half(b[:, :2]) * scales, -(_half(b[:, 2:4]) * mins))
 
 
-def _q4_k(b: Bytes) -> Floats:
-    return _affine_k(b, _fields(b[:, 16:], 32, 4).reshape(-1, 8, 32))
+def _q4_k(b: Bytes) -> Codes:
+    return _affine_k(b, _fields(b[:, 16:], 32, 4))
 
 
-def _q5_k(b: Bytes) -> Floats:
+def _q5_k(b: Bytes) -> Codes:
     """... | fifth bits[32] | low nibbles[128]."""
     high = _fields(b[:, 16:48], 32, 1).reshape(-1, 8, 32) << np.uint8(4)
     return _affine_k(b, _fields(b[:, 48:], 32, 4).reshape(-1, 8, 32) | high)
 
 
-def _q6_k(b: Bytes) -> Floats:
+def _q6_k(b: Bytes) -> Codes:
     """low nibbles[128] | top two bits[64] | int8 scales[16] | d."""
     low = _fields(b[:, :128], 64, 4).reshape(-1, 8, 32)
     high = _fields(b[:, 128:192], 32, 2).reshape(-1, 8, 32) << np.uint8(4)
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
-    return (_half(b[:, 208:210]) * scales)[:, :, None] * _signed(low | high, 32).reshape(-1, 16, 16)
+    return _parts(_signed(low | high, 32), _half(b[:, 208:210]) * scales)
 
 
-def _iq4_nl(b: Bytes) -> Floats:
-    return _half(b[:, :2]) * _IQ4_VALUES[_nibbles(b[:, 2:])]
+def _iq4_nl(b: Bytes) -> Codes:
+    return _parts(_IQ4_VALUES[_nibbles(b[:, 2:])], _half(b[:, :2]))
 
 
-def _iq4_xs(b: Bytes) -> Floats:
+def _iq4_xs(b: Bytes) -> Codes:
     """d | high bits of 8 six-bit scales (uint16) | their low nibbles[4] | nibbles[128] in groups of 16 bytes."""
     high = np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
     low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
-    scales = _half(b[:, :2]) * _signed(low | ((high & 3).astype(np.uint8) << 4), 32)
-    return scales[:, :, None] * _IQ4_VALUES[_nibbles(b[:, 8:].reshape(-1, 8, 16))]
+    scales = _half(b[:, :2]) * _signed(low | ((high & 3).astype(np.uint8) << 4), 32).astype(np.float32)
+    return _parts(_IQ4_VALUES[_nibbles(b[:, 8:].reshape(-1, 8, 16))], scales)
 
 
-_DECODERS: dict[str, Callable[[Bytes], NDArray[Any]]] = {
-    "F32": _f32,
-    "F16": _half,
-    "BF16": _bf16,
+_FLOATS: dict[str, Callable[[Bytes], Floats]] = {"F32": _f32, "F16": _half, "BF16": _bf16}
+_SPLITTERS: dict[str, Callable[[Bytes], Codes]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

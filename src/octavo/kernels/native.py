@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
 from octavo import _native
 from octavo.errors import ConfigError, ModelLoadError
 from octavo.kernels.cpus import default_threads
+from octavo.kernels.dequantize import num_bytes, packed_formats
 from octavo.kernels.memory import Arena
 from octavo.kernels.native_program import NativeProgram
-from octavo.kernels.native_storage import NativeKVCache, NativeWeight
+from octavo.kernels.native_storage import NativeKVCache, NativeMatrix, NativeWeight
 from octavo.kernels.ops import Array, Int32, KVShape, TensorSource
-from octavo.kernels.shapes import BFLOAT16, DTYPES, INT32, address
+from octavo.kernels.quantize import NOT_FINITE, check_quantisable
+from octavo.kernels.shapes import DTYPES, INT32, address
 
-_PANEL = 16
 _FORMATS = {name: (i, block_size, block_bytes) for i, (name, block_size, block_bytes) in enumerate(_native.formats())}
 
 
@@ -51,21 +54,36 @@ class NativeBackend:
     def threads(self) -> int:
         return self._pool.num_threads
 
-    def pack(self, sources: Sequence[TensorSource], dtype: str, biases: Sequence[TensorSource] = ()) -> NativeWeight:
+    def pack(self, sources: Sequence[TensorSource], format: str, biases: Sequence[TensorSource] = ()) -> NativeWeight:
         in_features = sources[0].shape[1]
         if any(source.shape[1] != in_features for source in sources):
             raise ValueError(f"cannot stack matrices of different in_features: {[source.shape for source in sources]}")
         if biases and [b.shape[0] for b in biases] != [s.shape[0] for s in sources]:
             raise ValueError(f"biases {[b.shape for b in biases]} do not match the matrices {[s.shape for s in sources]}")
-        is_bf16 = DTYPES[dtype] == BFLOAT16
-        out_features = sum(source.shape[0] for source in sources)
-        columns = -(-in_features // 2) * 2 if is_bf16 else in_features
-        data = self._arena.take(-(-out_features // _PANEL) * _PANEL * columns * DTYPES[dtype].itemsize)
-        described = [_describe(source) for source in sources]
-        _native.pack(self._kernels, self._pool, described, address(data), in_features, is_bf16)
         bias = np.concatenate([self.vector(b) for b in biases]) if biases else None
-        matrix = _native.PackedMatrix(address(data), address(bias), out_features, in_features, is_bf16)
-        return NativeWeight(matrix, DTYPES[dtype], out_features, in_features, data, bias)
+        formats = packed_formats([source.format for source in sources], format)
+        parts: list[NativeMatrix] = []
+        for packed, run in groupby(zip(formats, sources, strict=True), key=itemgetter(0)):
+            start = sum(part.out_features for part in parts)
+            parts.append(self._pack_part([source for _, source in run], packed, None if bias is None else bias[start:]))
+        return NativeWeight(tuple(parts), in_features, "bfloat16" if formats[0] == "BF16" else "float32", bias)
+
+    def _pack_part(self, sources: list[TensorSource], format: str, bias: Array | None) -> NativeMatrix:
+        described = [_describe(source) for source in sources]
+        number, in_features = _FORMATS[format][0], sources[0].shape[1]
+        out_features = sum(source.shape[0] for source in sources)
+        data = self._arena.take(_native.matrix_bytes(number, out_features, in_features))
+        _native.pack(self._kernels, self._pool, described, address(data), in_features, number)
+        matrix = _native.PackedMatrix(address(data), address(bias), out_features, in_features, number)
+        return NativeMatrix(matrix, format, out_features, data)
+
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        rows, columns = source.shape
+        check_quantisable(format, columns)
+        out = np.empty(num_bytes(format, rows * columns), np.uint8)
+        if not _native.quantize(self._kernels, self._pool, _describe(source), columns, format == "Q8_0", address(out)):
+            raise ModelLoadError(f"{source.name} cannot be quantised: {NOT_FINITE}")
+        return TensorSource(source.name, source.shape, format, out)
 
     def vector(self, source: TensorSource) -> Array:
         out = self.empty((int(np.prod(source.shape)),), "float32")

@@ -21,7 +21,7 @@ from octavo.kernels.ops import (
     Size,
     StepColumns,
 )
-from octavo.kernels.shapes import BFLOAT16, FLOAT32, INT8, INT32, UINT32, ShapeChecker, address, stride
+from octavo.kernels.shapes import BFLOAT16, DTYPES, FLOAT32, INT8, INT32, UINT32, ShapeChecker, address, stride
 
 _VECTOR = 16
 
@@ -82,30 +82,34 @@ class NativeProgram:
 
     def _columns(self, check: ShapeChecker, columns: StepColumns, batch: AttentionBatch) -> _native.StepColumns:
         _check_batch(check, batch)
-        for name in ("num_computed", "num_scheduled", "num_samples", "num_new_blocks"):
+        for name in ("num_computed", "num_scheduled", "num_samples", "num_drafts", "num_new_blocks"):
             check(name, getattr(columns, name), ("max_requests",), INT32)
         check("new_block_ids", columns.new_block_ids, ("capacity",), INT32)
         check("replaced", columns.replaced, ("max_requests",), INT8)
         self._keep(columns)
         return _native.StepColumns(
             address(batch.table_rows), address(columns.num_computed), address(columns.num_scheduled), address(columns.num_samples),
-            address(columns.num_new_blocks), address(columns.new_block_ids), address(columns.replaced), self._count(Size.REQUESTS),
+            address(columns.num_drafts), address(columns.num_new_blocks), address(columns.new_block_ids), address(columns.replaced), self._count(Size.REQUESTS),
         )  # fmt: skip
 
     def embed(self, token_ids: Int32, table: LinearWeight, out: Array) -> None:
         weight = own_weight(table)
+        [part] = weight.parts
         check = ShapeChecker("embed", in_features=weight.in_features)
         check("out", out, ("max_rows", "in_features"), FLOAT32)
         check("token_ids", token_ids, ("max_rows",), INT32)
-        self._program.embed(address(token_ids), weight.matrix, address(out), stride(out), self._count(Size.ROWS))
+        self._program.embed(address(token_ids), part.matrix, address(out), stride(out), self._count(Size.ROWS))
         self._keep(token_ids, weight, out)
 
     def linear(self, x: Array, weight: LinearWeight, out: Array, count: Size = Size.ROWS) -> None:
         w = own_weight(weight)
         check = ShapeChecker("linear", in_features=w.in_features, out_features=w.out_features)
-        check("x", x, ("max_rows", "in_features"), w.dtype)
+        check("x", x, ("max_rows", "in_features"), DTYPES[w.input_dtype])
         check("out", out, ("max_rows", "out_features"), FLOAT32)
-        self._program.linear(address(x), stride(x), w.matrix, address(out), stride(out), self._count(count))
+        column = 0
+        for part in w.parts:
+            self._program.linear(address(x), stride(x), part.matrix, address(out[:, column:]), stride(out), self._count(count))
+            column += part.out_features
         self._keep(x, w, out)
 
     def rms_norm(self, x: Array, weight: Array, out: Array, eps: float, count: Size = Size.ROWS) -> None:

@@ -10,43 +10,54 @@ import numpy as np
 from octavo import _native
 from octavo.kernels.memory import Bytes, map_memory
 from octavo.kernels.ops import Array, KVCache, KVShape, LinearWeight
-from octavo.kernels.shapes import BFLOAT16, DTYPES, address
+from octavo.kernels.shapes import DTYPES, FLOAT32, address
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeMatrix:
+    """One packed matrix."""
+
+    matrix: _native.PackedMatrix
+    format: str
+    out_features: int
+    data: Bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeWeight:
-    """A matrix in the packed layout of csrc/packed.h."""
+    """Matrices in the packed layout of csrc/packed.h, one below the other; each of its own element format."""
 
-    matrix: _native.PackedMatrix
-    dtype: np.dtype[np.generic]
-    out_features: int
+    parts: tuple[NativeMatrix, ...]
     in_features: int
-    data: Bytes
+    input_dtype: str
     bias: Array | None
 
     @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
+    @property
     def nbytes(self) -> int:
-        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return sum(part.data.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
 
 class NativeKVCache:
-    """The KV pool in the block layout of csrc/kernels.h."""
+    """The KV pool in the block layout of csrc/kv_layout.h."""
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
-        self.dtype = DTYPES[shape.dtype]
-        per_block = 2 * shape.block_size * shape.num_kv_heads * shape.head_dim
-        self.nbytes = shape.num_layers * shape.num_blocks * per_block * self.dtype.itemsize
+        self.nbytes = shape.nbytes
         self._data = map_memory(self.nbytes)
         self.layout = _native.KVLayout(
             address(self._data), shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim,
-            self.dtype == BFLOAT16,
+            shape.dtype,
         )  # fmt: skip
 
     def read(self, layer: int) -> tuple[Array, Array]:
         s = self.shape
         full = (s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
-        keys, values = np.empty(full, self.dtype), np.empty(full, self.dtype)
+        dtype = FLOAT32 if s.dtype == "int8" else DTYPES[s.dtype]
+        keys, values = np.empty(full, dtype), np.empty(full, dtype)
         self.layout.read(layer, address(keys), address(values))
         return keys, values
 

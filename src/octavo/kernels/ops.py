@@ -34,6 +34,9 @@ MAX_TOP = 64
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
+KV_DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "int8": 1}
+"""Bytes of an element of the KV pool."""
+
 
 class Size(IntEnum):
     """Entries of ``sizes``."""
@@ -68,6 +71,9 @@ class LinearWeight(Protocol):
     def in_features(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def input_dtype(self) -> str:
+        """What ``linear`` takes as x: "bfloat16" where the matrix is, else "float32"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,22 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
     dtype: str
-    """bfloat16 or float32 (the reference: float64 too)."""
+    """float32, bfloat16 or int8 (the reference: float64 too).
+
+    int8: a token's key, and its value, of one head is ``codes x scale``, codes from -127 to 127. The scale is the largest magnitude / 127,
+    rounded up to bfloat16; what is all zero has scale 0, and what is not finite is NaN as a whole.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool, scales included.
+
+        >>> KVShape(1, 1, 16, 1, 64, "bfloat16").nbytes, KVShape(1, 1, 16, 1, 64, "int8").nbytes
+        (4096, 2112)
+        """
+        scale = 2 if self.dtype == "int8" else 0
+        token = self.head_dim * KV_DTYPES[self.dtype] + scale
+        return 2 * self.num_layers * self.num_blocks * self.block_size * self.num_kv_heads * token
 
 
 class KVCache(Protocol):
@@ -91,7 +112,7 @@ class KVCache(Protocol):
     @property
     def nbytes(self) -> int: ...
     def read(self, layer: int) -> tuple[Array, Array]:
-        """Keys and values of one layer in logical order, copied; for tests and inspection."""
+        """Keys and values of one layer in logical order, copied, int8 as the float32 that it means; for tests and inspection."""
 
     def fill(self, block_ids: Sequence[int], value: float) -> None:
         """Set all slots of some blocks, in all layers, to one value (NaN poisons them, in tests)."""
@@ -127,7 +148,9 @@ class StepColumns:
     num_scheduled: Int32
     """[max_requests] tokens to compute now"""
     num_samples: Int32
-    """[max_requests] tokens to sample after the last scheduled one"""
+    """[max_requests] tokens to sample after the last scheduled one; with drafts one more than these"""
+    num_drafts: Int32
+    """[max_requests] scheduled tokens, the last ones, that are guesses: each, and the one before them, has a sampled row"""
     num_new_blocks: Int32
     """[max_requests]"""
     new_block_ids: Int32
@@ -208,7 +231,8 @@ class Program(Protocol):
     ) -> None:
         """From requests to sampled rows: ``sampled_rows[s]`` is the last row of its request, ``rows[s]`` its request's ``params``.
 
-        ``num_known`` and ``position`` are set, and ``sample_index`` to 0, 1 ... where a request draws several samples. Only as many
+        ``num_known`` and ``position`` are set, and ``sample_index`` to 0, 1 ... where a request draws several samples. One with d drafts
+        has its last d + 1 rows sampled instead, and for each of them the tokens up to it are those known. Only as many
         entries as the columns' ``num_samples`` sum up to are written. params: [max_num_seqs], rows: [max_samples] of SAMPLE_ROW.
         """
 
@@ -218,8 +242,14 @@ class Program(Protocol):
     def linear(self, x: Array, weight: LinearWeight, out: Array, count: Size = Size.ROWS) -> None:
         """``out[r] = x[r] @ weight.T + bias``.
 
-        x: [max, in_features] in the weight's dtype (bfloat16 or float32); out: [max, out_features] float32.
+        x: [max, in_features] of ``weight.input_dtype``; out: [max, out_features] float32.
         One accumulator per output, k ascending, no split over k; the bias is added last.
+
+        A quantised weight is ``scale[o, g] * code[o, k] + minimum[o, g]``, with integer codes and groups g of 16 or 32 along k. It meets
+        x rounded to integers by groups of 32: with ``amax`` the greatest magnitude of a group, ``s = amax / 127`` and
+        ``q[k] = rint(x[k] * (127 / amax))``, ties to even; below ``amax = 2**-100`` both are 0. Over g ascending, in float32,
+        ``out[o] += s * (scale[o, g] * sum(q * code[o]) + minimum[o, g] * sum(q))``, the sums over integers being exact.
+        A group that holds NaN or an infinity makes all outputs of its row NaN.
         """
 
     def rms_norm(self, x: Array, weight: Array, out: Array, eps: float, count: Size = Size.ROWS) -> None:
@@ -239,7 +269,7 @@ class Program(Protocol):
         """
 
     def write_kv(self, k: Array, v: Array, slots: Int32, cache: KVCache, layer: int) -> None:
-        """Write each row's key and value to its slot, rounded to the cache's dtype.
+        """Write each row's key and value to its slot, rounded to the cache's dtype (int8: see ``KVShape.dtype``).
 
         k, v: [max_rows, num_kv_heads x head_dim] float32, rows may be strided.
         """
@@ -253,7 +283,8 @@ class Program(Protocol):
         A row at position p sees keys ``max(0, p - window + 1) .. p``: out = softmax(softcap(scale * q.k)) @ v, with
         softcap(s) = cap * tanh(s / cap). Query head h reads KV head ``h // (num_heads / num_kv_heads)``.
         q: [max_rows, num_heads x head_dim] float32, rows may be strided, rounded to the cache's dtype as an input of a product;
-        so are the probabilities. out: [max_rows, num_heads x head_dim] float32 or bfloat16.
+        so are the probabilities. With a cache in int8 both may enter products as 16-bit integers, relative to the largest of a query, or of a
+        tile's probabilities x value scales. out: [max_rows, num_heads x head_dim] float32 or bfloat16.
         """
 
     def gated_activation(self, gate_up: Array, out: Array, kind: str) -> None:
@@ -287,8 +318,18 @@ class Backend(Protocol):
     def name(self) -> str:
         """What ``octavo doctor`` calls it, with the instruction set in use."""
 
-    def pack(self, sources: Sequence[TensorSource], dtype: str, biases: Sequence[TensorSource] = ()) -> LinearWeight:
-        """Stack matrices of equal in_features into one weight of this dtype; biases are all given or none."""
+    def pack(self, sources: Sequence[TensorSource], format: str, biases: Sequence[TensorSource] = ()) -> LinearWeight:
+        """Stack matrices of equal in_features into one weight; biases are all given or none.
+
+        format: "bfloat16" or "float32" rounds all to it. "quantised" keeps the codes, scales and minima of quantised sources as they are;
+        sources of floats become float32 beside quantised ones, and bfloat16 where all are floats.
+        """
+
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        """A matrix in blocks of "Q8_0" or "Q4_1", as ``quantize.py`` defines them, rows in logical order.
+
+        Raises ``ValueError`` where in_features is not a multiple of 32, ``ModelLoadError`` where a weight is not finite.
+        """
 
     def vector(self, source: TensorSource) -> Array:
         """A vector in the dtype of activations."""

@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.dequantize import dequantize
+from octavo.errors import ModelLoadError
+from octavo.kernels.dequantize import dequantize, is_quantised, num_bytes, packed_formats, split
 from octavo.kernels.ops import (
     Array,
     AttentionBatch,
@@ -30,40 +31,107 @@ from octavo.kernels.ops import (
     StepColumns,
     TensorSource,
 )
+from octavo.kernels.quantize import check_quantisable, quantize
 from octavo.kernels.reference_sampling import sample
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReferenceWeight:
-    """A matrix [out_features, in_features] and its bias, rounded to ``dtype`` and kept in the dtype of the arithmetic."""
+class FloatMatrix:
+    """A matrix [out_features, in_features], rounded to its dtype and kept in the dtype of the arithmetic."""
 
     matrix: Array
-    bias: Array | None
-    nbytes: int
+    input_dtype: str
 
     @property
     def out_features(self) -> int:
         return int(self.matrix.shape[0])
 
+    def multiply(self, row: Array) -> Array:
+        """``matrix @ row``. row: [in_features]."""
+        return np.asarray(np.dot(self.matrix, row.astype(self.matrix.dtype)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedMatrix:
+    """A matrix of integers with scales: ``scales * codes + minima`` by groups along a row."""
+
+    codes: Array
+    """[out_features, groups, group] int32"""
+    scales: Array
+    """[out_features, groups]"""
+    minima: Array | None
+    input_dtype = "float32"
+
+    @property
+    def out_features(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def matrix(self) -> Array:
+        weights = self.scales[..., None] * self.codes.astype(self.scales.dtype)
+        return np.asarray(weights if self.minima is None else weights + self.minima[..., None]).reshape(len(weights), -1)
+
+    def multiply(self, row: Array) -> Array:
+        """``matrix @ row``, with the row rounded to integers as ``ops.Program.linear`` says. row: [in_features]."""
+        codes, scales = quantise_row(row)
+        codes, scales = codes.reshape(self.codes.shape[1:]), scales.repeat(GROUP // self.codes.shape[2])
+        products = np.einsum("ogk,gk->og", self.codes, codes).astype(row.dtype)
+        sums = codes.sum(-1).astype(row.dtype)
+        out = np.zeros(self.out_features, row.dtype)
+        for g in range(len(scales)):
+            out += products[:, g] * scales[g] * self.scales[:, g]
+            if self.minima is not None:
+                out += sums[g] * scales[g] * self.minima[:, g]
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceWeight:
+    """Matrices one below the other, and their bias."""
+
+    parts: tuple[FloatMatrix | QuantisedMatrix, ...]
+    bias: Array | None
+    nbytes: int
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
     @property
     def in_features(self) -> int:
-        return int(self.matrix.shape[1])
+        return int(self.parts[0].matrix.shape[1])
+
+    @property
+    def input_dtype(self) -> str:
+        return self.parts[0].input_dtype
+
+    @property
+    def matrix(self) -> Array:
+        """[out_features, in_features], dequantised."""
+        return np.concatenate([part.matrix for part in self.parts])
 
 
 class ReferenceKVCache:
     """Keys and values as [num_layers, num_blocks, block_size, num_kv_heads, head_dim], in logical order."""
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, real: Any = np.float32) -> None:
         self.shape = shape
         full = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.keys = np.empty(full, DTYPES[shape.dtype])
-        self.values = np.empty(full, DTYPES[shape.dtype])
+        kept = real if shape.dtype == "int8" else DTYPES[shape.dtype]  # of int8, what it means: a code x scale is exact in float32
+        self.keys = np.empty(full, kept)
+        self.values = np.empty(full, kept)
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.shape.nbytes
+
+    def write(self, layer: int, blocks: Int32, offsets: Int32, keys: Array, values: Array) -> None:
+        """Round keys and values [rows, num_kv_heads, head_dim] to the cache's dtype and keep them."""
+        rounded = round_to_int8 if self.shape.dtype == "int8" else np.asarray
+        self.keys[layer, blocks, offsets] = rounded(keys)
+        self.values[layer, blocks, offsets] = rounded(values)
 
     def read(self, layer: int) -> tuple[Array, Array]:
         return self.keys[layer].copy(), self.values[layer].copy()
@@ -73,15 +141,43 @@ class ReferenceKVCache:
         self.values[:, list(block_ids)] = value
 
 
+def round_to_int8(x: Array) -> Array:
+    """Each vector along the last axis as codes from -127 to 127 times a scale, ``max |x| / 127`` rounded up to bfloat16.
+
+    A vector of zeros has scale 0; one that is not finite becomes NaN.
+
+    >>> round_to_int8(np.array([[254.0, -1.2, 3.1], [0.0, 0.0, 0.0], [np.inf, 1.0, 2.0]], np.float32)).tolist()
+    [[254.0, -2.0, 4.0], [0.0, 0.0, 0.0], [nan, nan, nan]]
+    """
+    with np.errstate(invalid="ignore"):
+        top = np.abs(x).max(-1, keepdims=True).astype(np.float32)
+        bits = (top / np.float32(127)).view(np.uint32)
+        scale = ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+        scale = np.where(np.isfinite(top), scale, np.float32(np.nan)).astype(x.dtype)
+        codes = np.rint(x / np.where(scale == 0, 1, scale).astype(x.dtype)) + 0.0  # integers have no negative zero
+        return np.asarray(codes * scale)
+
+
 def linear(x: Array, weight: ReferenceWeight) -> Array:
     """``x @ weight.T + bias``, one row at a time. x: [rows, in_features]; returns [rows, out_features]."""
-    dtype = weight.matrix.dtype
-    out: Array = np.empty((len(x), weight.out_features), dtype)
-    for row, result in zip(x.astype(dtype), out, strict=True):
-        np.dot(weight.matrix, row, out=result)
-    if weight.bias is not None:
-        out += weight.bias
-    return out
+    rows = [np.concatenate([part.multiply(row) for part in weight.parts]) for row in x]
+    out = np.array(rows).reshape(len(x), weight.out_features)
+    return out if weight.bias is None else out + weight.bias
+
+
+GROUP = 32
+"""Inputs of a quantised product that share a scale."""
+
+
+def quantise_row(row: Array) -> tuple[Array, Array]:
+    """A row [in_features] as integers of magnitude up to 127, int32, and the scale of each group of 32 of them."""
+    groups = row.reshape(-1, GROUP)
+    greatest = np.abs(groups).max(-1)
+    counts = np.isfinite(greatest) & (greatest >= 2.0**-100)
+    greatest = np.where(counts, greatest, 1).astype(row.dtype)
+    scales = np.where(counts, greatest / row.dtype.type(127), np.where(np.isfinite(groups).all(-1), 0, np.nan)).astype(row.dtype)
+    codes = np.rint(np.where(counts[:, None], groups, 0) * (row.dtype.type(127) / greatest)[:, None])
+    return codes.astype(np.int32).reshape(-1), scales
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -118,6 +214,7 @@ def attend(q: Array, keys: Array, values: Array, scale: float, softcap: float | 
     """One row's attention. q: [heads, head_dim]; keys, values: [positions, kv_heads, head_dim]; returns [heads, head_dim].
 
     Products' inputs are in the dtype of the keys: q and the probabilities are rounded to it; sums are in float32 (or float64).
+    Keys and values of an int8 cache come as the floats that they mean.
     """
     dtype = keys.dtype
     real = np.float64 if dtype == np.float64 else np.float32
@@ -169,15 +266,18 @@ def lay_out_rows(columns: StepColumns, batch: AttentionBatch, token_ids: Int32, 
 def lay_out_samples(
     columns: StepColumns, batch: AttentionBatch, params: Array, sampled_rows: Int32, rows: Array, num_requests: int
 ) -> None:
-    """Repeat each request's last row and parameters for its samples."""
+    """Repeat each request's last row and parameters for its samples; with drafts, take the last rows."""
     request = np.repeat(np.arange(num_requests), columns.num_samples[:num_requests])
     n = len(request)
-    sampled_rows[:n] = batch.query_starts[request + 1] - 1
+    number = np.arange(n) - np.searchsorted(request, request)
+    num_drafts = columns.num_drafts[request]
+    left = np.where(num_drafts > 0, num_drafts - number, 0)
+    sampled_rows[:n] = batch.query_starts[request + 1] - 1 - left
     rows[:n] = params[batch.table_rows[request]]
-    rows["num_known"][:n] = columns.num_computed[request] + columns.num_scheduled[request]
+    rows["num_known"][:n] = columns.num_computed[request] + columns.num_scheduled[request] - left
     rows["position"][:n] = rows["num_known"][:n] - rows["prompt_len"][:n]
-    several = columns.num_samples[request] > 1
-    rows["sample_index"][:n][several] = (np.arange(n) - np.searchsorted(request, request))[several]
+    several = (columns.num_samples[request] > 1) & (num_drafts == 0)
+    rows["sample_index"][:n][several] = number[several]
 
 
 class ReferenceProgram:
@@ -248,8 +348,8 @@ class ReferenceProgram:
         def call(cache: ReferenceKVCache) -> None:
             n, shape = self._sizes[Size.ROWS], cache.shape
             blocks, offsets = np.divmod(slots[:n], shape.block_size)
-            cache.keys[layer, blocks, offsets] = k[:n].reshape(n, shape.num_kv_heads, shape.head_dim)
-            cache.values[layer, blocks, offsets] = v[:n].reshape(n, shape.num_kv_heads, shape.head_dim)
+            keys, values = (x[:n].reshape(n, shape.num_kv_heads, shape.head_dim) for x in (k, v))
+            cache.write(layer, blocks, offsets, keys, values)
 
         assert isinstance(cache, ReferenceKVCache)
         self._record(call, cache)
@@ -308,13 +408,34 @@ class ReferenceBackend:
         self.name = "reference (NumPy)"
         self._real = DTYPES[precision]
 
-    def pack(self, sources: Sequence[TensorSource], dtype: str, biases: Sequence[TensorSource] = ()) -> ReferenceWeight:
-        matrix = np.concatenate([self._rounded(source, dtype) for source in sources])
+    def pack(self, sources: Sequence[TensorSource], format: str, biases: Sequence[TensorSource] = ()) -> ReferenceWeight:
+        formats = packed_formats([source.format for source in sources], format)
+        parts = tuple(self._part(source, packed) for source, packed in zip(sources, formats, strict=True))
         bias = np.concatenate([self.vector(source) for source in biases]) if biases else None
-        return ReferenceWeight(matrix, bias, matrix.size * np.dtype(DTYPES[dtype]).itemsize)
+        nbytes = sum(num_bytes(packed, int(np.prod(source.shape))) for source, packed in zip(sources, formats, strict=True))
+        return ReferenceWeight(parts, bias, nbytes)
 
-    def _rounded(self, source: TensorSource, dtype: str) -> Array:
-        return _load(source).astype(DTYPES[dtype]).astype(self._real)
+    def _part(self, source: TensorSource, format: str) -> FloatMatrix | QuantisedMatrix:
+        if is_quantised(format):
+            return self._quantised(source)
+        dtype = {"F32": "float32", "BF16": "bfloat16"}[format]
+        return FloatMatrix(_load(source).astype(DTYPES[dtype]).astype(self._real), dtype)
+
+    def _quantised(self, source: TensorSource) -> QuantisedMatrix:
+        found = split(source.format, source.data, int(np.prod(source.shape)))
+        order = slice(None) if source.row_order is None else source.row_order
+        rows = source.shape[0]
+        codes = found.codes.reshape(rows, -1, found.codes.shape[1])[order].astype(np.int32)
+        scales, minima = (None if x is None else x.reshape(rows, -1)[order].astype(self._real) for x in (found.scales, found.minima))
+        assert scales is not None
+        return QuantisedMatrix(codes, scales, minima)
+
+    def quantize(self, source: TensorSource, format: str) -> TensorSource:
+        check_quantisable(format, source.shape[1])
+        try:
+            return TensorSource(source.name, source.shape, format, quantize(format, _load(source)))
+        except ValueError as error:
+            raise ModelLoadError(f"{source.name} cannot be quantised: {error}") from error
 
     def vector(self, source: TensorSource) -> Array:
         return _load(source).astype(self._real)
@@ -323,7 +444,7 @@ class ReferenceBackend:
         return np.empty(shape, self._real if dtype == "float32" or self._real is np.float64 else DTYPES[dtype])
 
     def kv_cache(self, shape: KVShape) -> ReferenceKVCache:
-        return ReferenceKVCache(shape)
+        return ReferenceKVCache(shape, self._real)
 
     def program(self, sizes: Int32) -> ReferenceProgram:
         return ReferenceProgram(sizes)

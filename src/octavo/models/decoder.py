@@ -6,41 +6,45 @@ then runs for every step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from octavo.kernels.ops import Array, AttentionBatch, Backend, Int32, KVCache, Program, Size
+from octavo.kernels.ops import Array, AttentionBatch, Backend, Int32, KVCache, LinearWeight, Program, Size
 from octavo.models.decoder_weights import DecoderWeights, LayerWeights
 from octavo.models.spec import DecoderSpec
+
+Inputs = Mapping[str, Array]
+"""What feeds products: an array for each ``input_dtype`` of the weights it meets."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activations:
-    """A step's intermediate arrays, allocated for the largest step. "input" arrays feed products and have the weights' dtype."""
+    """A step's intermediate arrays, allocated for the largest step."""
 
     residual: Array
     """[max_rows, hidden] float32, what the layers add to"""
     delta: Array
     """[max_rows, hidden] float32, what one half layer adds"""
-    normed: Array
-    """[max_rows, hidden] input"""
+    normed: Inputs
+    """[max_rows, hidden]"""
     qkv: Array
     """[max_rows, (heads + 2 kv_heads) x head_dim] float32"""
-    attended: Array
-    """[max_rows, heads x head_dim] input"""
+    attended: Inputs
+    """[max_rows, heads x head_dim]"""
     gate_up: Array
     """[max_rows, 2 ffn] float32"""
-    activated: Array
-    """[max_rows, ffn] input"""
+    activated: Inputs
+    """[max_rows, ffn]"""
     sampled_residual: Array
     """[max_samples, hidden] float32"""
     sampled_delta: Array
-    sampled_normed: Array
-    """[max_samples, hidden] input"""
+    sampled_normed: Inputs
+    """[max_samples, hidden]"""
     logits: Array
     """[max_samples, vocab] float32"""
 
     @classmethod
-    def allocate(cls, backend: Backend, spec: DecoderSpec, dtype: str, max_rows: int, max_samples: int) -> Activations:
+    def allocate(cls, backend: Backend, decoder: Decoder, max_rows: int, max_samples: int) -> Activations:
         """Arrays for steps of up to ``max_rows`` tokens and ``max_samples`` rows of logits. Pages not touched take no memory."""
 
         def rows(size: int, dtype: str = "float32") -> Array:
@@ -49,18 +53,22 @@ class Activations:
         def samples(size: int, dtype: str = "float32") -> Array:
             return backend.empty((max_samples, size), dtype)
 
+        def inputs(weights: Iterable[LinearWeight], size: int) -> Inputs:
+            return {dtype: rows(size, dtype) for dtype in {weight.input_dtype for weight in weights}}
+
+        spec, layers, head = decoder.spec, decoder.weights.layers, decoder.weights.head
         hidden = spec.hidden_size
         return cls(
             residual=rows(hidden),
             delta=rows(hidden),
-            normed=rows(hidden, dtype),
+            normed=inputs((weight for layer in layers for weight in (layer.qkv, layer.gate_up)), hidden),
             qkv=rows(spec.qkv_size),
-            attended=rows(spec.num_heads * spec.head_dim, dtype),
+            attended=inputs((layer.o for layer in layers), spec.num_heads * spec.head_dim),
             gate_up=rows(2 * spec.ffn_size),
-            activated=rows(spec.ffn_size, dtype),
+            activated=inputs((layer.down for layer in layers), spec.ffn_size),
             sampled_residual=samples(hidden),
             sampled_delta=samples(hidden),
-            sampled_normed=samples(hidden, dtype),
+            sampled_normed={head.input_dtype: samples(hidden, head.input_dtype)},
             logits=samples(spec.vocab_size),
         )
 
@@ -88,17 +96,19 @@ class Decoder:
         eps = self.spec.norm_eps
         program.embed(inputs.token_ids, self.weights.embed, x.residual)
         for i, layer in enumerate(self.weights.layers):
+            normed = x.normed[layer.qkv.input_dtype]
             if i == 0:
-                program.rms_norm(x.residual, layer.attn_norm, x.normed, eps)
+                program.rms_norm(x.residual, layer.attn_norm, normed, eps)
             else:
-                program.add_rms_norm(x.delta, x.residual, layer.attn_norm, x.normed, eps)
+                program.add_rms_norm(x.delta, x.residual, layer.attn_norm, normed, eps)
             self._attention(program, layer, i, inputs.batch, cache, x)
-            program.add_rms_norm(x.delta, x.residual, layer.ffn_norm, x.normed, eps)
+            program.add_rms_norm(x.delta, x.residual, layer.ffn_norm, x.normed[layer.gate_up.input_dtype], eps)
             self._mlp(program, layer, x)
         program.gather_rows(x.delta, inputs.sampled_rows, x.sampled_delta)
         program.gather_rows(x.residual, inputs.sampled_rows, x.sampled_residual)
-        program.add_rms_norm(x.sampled_delta, x.sampled_residual, self.weights.final_norm, x.sampled_normed, eps, Size.SAMPLES)
-        program.linear(x.sampled_normed, self.weights.head, x.logits, Size.SAMPLES)
+        normed = x.sampled_normed[self.weights.head.input_dtype]
+        program.add_rms_norm(x.sampled_delta, x.sampled_residual, self.weights.final_norm, normed, eps, Size.SAMPLES)
+        program.linear(normed, self.weights.head, x.logits, Size.SAMPLES)
 
     def _attention(self, program: Program, layer: LayerWeights, i: int, batch: AttentionBatch, cache: KVCache, x: Activations) -> None:
         """normed -> delta, through the paged cache.
@@ -110,14 +120,16 @@ class Decoder:
         q_end = spec.num_heads * spec.head_dim
         k_end = q_end + spec.num_kv_heads * spec.head_dim
         q, k, v = x.qkv[:, :q_end], x.qkv[:, q_end:k_end], x.qkv[:, k_end:]
-        program.linear(x.normed, layer.qkv, x.qkv)
+        attended = x.attended[layer.o.input_dtype]
+        program.linear(x.normed[layer.qkv.input_dtype], layer.qkv, x.qkv)
         program.rotary(x.qkv[:, :k_end], batch.positions, w.cos, w.sin, spec.num_heads + spec.num_kv_heads)
         program.write_kv(k, v, batch.slots, cache, i)
-        program.paged_attention(q, batch, cache, i, x.attended, spec.attention_scale, spec.window(i), spec.attention_softcap)
-        program.linear(x.attended, layer.o, x.delta)
+        program.paged_attention(q, batch, cache, i, attended, spec.attention_scale, spec.window(i), spec.attention_softcap)
+        program.linear(attended, layer.o, x.delta)
 
     def _mlp(self, program: Program, layer: LayerWeights, x: Activations) -> None:
         """normed -> delta."""
-        program.linear(x.normed, layer.gate_up, x.gate_up)
-        program.gated_activation(x.gate_up, x.activated, self.spec.activation)
-        program.linear(x.activated, layer.down, x.delta)
+        activated = x.activated[layer.down.input_dtype]
+        program.linear(x.normed[layer.gate_up.input_dtype], layer.gate_up, x.gate_up)
+        program.gated_activation(x.gate_up, activated, self.spec.activation)
+        program.linear(activated, layer.down, x.delta)

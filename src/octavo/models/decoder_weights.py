@@ -1,13 +1,14 @@
-"""A decoder's weights, packed by a backend. The one place where a matrix's format is decided."""
+"""A decoder's weights, packed by a backend, each matrix in the format that ``weight_formats.py`` has chosen for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from octavo.kernels.ops import Array, Backend, LinearWeight, TensorSource
 from octavo.models.rotary import rotary_table
 from octavo.models.spec import DecoderSpec
+from octavo.models.weight_formats import PACKED_FORMS
 from octavo.models.weights import Checkpoint
 
 Progress = Callable[[int, int], None]
@@ -46,23 +47,31 @@ class DecoderWeights:
 
 
 def pack_weights(
-    checkpoint: Checkpoint, backend: Backend, dtype: str, max_model_len: int, progress: Progress = lambda done, total: None
+    checkpoint: Checkpoint,
+    backend: Backend,
+    formats: Mapping[str, str],
+    max_model_len: int,
+    progress: Progress = lambda done, total: None,
 ) -> DecoderWeights:
-    """Pack a checkpoint's tensors for a backend, layer by layer, giving up each one's file pages once it is packed."""
+    """Pack a checkpoint's tensors for a backend, layer by layer, giving up each one's file pages once it is packed.
+
+    formats: canonical name of each matrix -> the format it runs in, as ``weight_formats.choose_formats`` gives it. A matrix that is to run
+    quantised must have that format already.
+    """
     spec = checkpoint.spec
     layers = []
     for i in range(spec.num_layers):
-        layers.append(_pack_layer(checkpoint, backend, dtype, spec, f"layers.{i}."))
+        layers.append(_pack_layer(checkpoint, backend, formats, spec, f"layers.{i}."))
         progress(i + 1, spec.num_layers)
-    embed = _pack(checkpoint, backend, dtype, ["embed"], False)
-    head = embed if spec.tied_head else _pack(checkpoint, backend, dtype, ["head"], False)
+    embed = _pack(checkpoint, backend, formats, ["embed"], False)
+    head = embed if spec.tied_head else _pack(checkpoint, backend, formats, ["head"], False)
     cos, sin = rotary_table(spec.rotary, max_model_len)
     return DecoderWeights(embed, tuple(layers), backend.vector(checkpoint.tensor("final_norm")), head, cos, sin)
 
 
-def _pack_layer(checkpoint: Checkpoint, backend: Backend, dtype: str, spec: DecoderSpec, prefix: str) -> LayerWeights:
+def _pack_layer(checkpoint: Checkpoint, backend: Backend, formats: Mapping[str, str], spec: DecoderSpec, prefix: str) -> LayerWeights:
     def pack(names: str, bias: bool) -> LinearWeight:
-        return _pack(checkpoint, backend, dtype, [prefix + name for name in names.split()], bias)
+        return _pack(checkpoint, backend, formats, [prefix + name for name in names.split()], bias)
 
     return LayerWeights(
         attn_norm=backend.vector(checkpoint.tensor(prefix + "attn_norm")),
@@ -74,10 +83,11 @@ def _pack_layer(checkpoint: Checkpoint, backend: Backend, dtype: str, spec: Deco
     )
 
 
-def _pack(checkpoint: Checkpoint, backend: Backend, dtype: str, names: list[str], bias: bool) -> LinearWeight:
+def _pack(checkpoint: Checkpoint, backend: Backend, formats: Mapping[str, str], names: list[str], bias: bool) -> LinearWeight:
     sources: list[TensorSource] = [checkpoint.tensor(name) for name in names]
     biases = [checkpoint.tensor(name + ".bias") for name in names] if bias else []
-    packed = backend.pack(sources, dtype, biases)
+    wanted = {formats[name] for name in names}
+    packed = backend.pack(sources, "quantised" if wanted & PACKED_FORMS.keys() else wanted.pop(), biases)
     for source in sources:
         checkpoint.release(source)
     return packed

@@ -27,7 +27,7 @@ from octavo.models.mapped import MappedFile
 
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
-_FORMAT_NAMES = {
+FORMAT_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
     13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
@@ -232,7 +232,7 @@ class _Header:
         return name, shape, self.u32(name), self.u64(name)
 
     def place(self, data_start: int, alignment: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GGUFTensor:
-        format = _FORMAT_NAMES.get(kind, f"number {kind}")
+        format = FORMAT_NAMES.get(kind, f"number {kind}")
         if format not in FORMATS:  # refused when it is asked for, so that an unused tensor does no harm
             return GGUFTensor(name, shape, format, data_start, 0)
         if shape[-1] % FORMATS[format][0] or 0 in shape:

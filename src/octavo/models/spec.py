@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+INT8_SCALE_BYTES = 2
+"""Of a key or a value in int8, per head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,31 @@ class DecoderSpec:
         return None
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token over all layers: 2 x layers x kv heads x head_dim x bytes.
+        """Bytes of keys and values of one token over all layers: 2 x layers x kv heads x head_dim x bytes, or x (head_dim + 2) in int8.
 
         >>> from octavo.models.spec import DecoderSpec, RotarySpec
-        >>> DecoderSpec("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, 8192, RotarySpec(64)).kv_bytes_per_token("bfloat16")
-        23040
+        >>> spec = DecoderSpec("LlamaForCausalLM", 30, 576, 9, 3, 64, 1536, 49152, 8192, RotarySpec(64))
+        >>> spec.kv_bytes_per_token("bfloat16"), spec.kv_bytes_per_token("int8")
+        (23040, 11880)
         """
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        per_head = self.head_dim + INT8_SCALE_BYTES if dtype == "int8" else self.head_dim * DTYPE_BYTES[dtype]
+        return 2 * self.num_layers * self.num_kv_heads * per_head
+
+    def layer_matrices(self) -> dict[str, tuple[int, int]]:
+        """Name of each matrix of a layer -> (out_features, in_features)."""
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, ffn = self.hidden_size, self.ffn_size
+        return {
+            "q": (query, hidden), "k": (key, hidden), "v": (key, hidden), "o": (hidden, query),
+            "gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn),
+        }  # fmt: skip
+
+    def matrix_shapes(self) -> dict[str, tuple[int, int]]:
+        """Canonical name of each matrix of the model (``models.weights``) -> (out_features, in_features)."""
+        table = (self.vocab_size, self.hidden_size)
+        tables = {"embed": table} if self.tied_head else {"embed": table, "head": table}
+        layer = self.layer_matrices()
+        return tables | {f"layers.{i}.{name}": shape for i in range(self.num_layers) for name, shape in layer.items()}
 
     @property
     def num_layer_weights(self) -> int:

@@ -71,6 +71,10 @@ class Checkpoint:
         """A tensor by its canonical name, such as ``layers.0.q`` or ``layers.0.q.bias``."""
         return self._find(name)
 
+    def formats(self) -> dict[str, str]:
+        """Canonical name of each tensor -> its element format."""
+        return {name: self._find(name).format for name in self.names}
+
     def release(self, source: TensorSource) -> None:
         """Give back the memory of its file pages, once it is packed; touching it again reads the file again."""
         self._release(source)
@@ -83,21 +87,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Canonical name -> logical shape of every tensor of a model."""
-    hidden, head_dim = spec.hidden_size, spec.head_dim
-    query, key = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
-    shapes: dict[str, tuple[int, ...]] = {"embed": (spec.vocab_size, hidden), "final_norm": (hidden,)}
-    if not spec.tied_head:
-        shapes["head"] = (spec.vocab_size, hidden)
-    layer: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "ffn_norm": (hidden,)}
-    for name, shape, bias in (
-        ("q", (query, hidden), spec.qkv_bias), ("k", (key, hidden), spec.qkv_bias), ("v", (key, hidden), spec.qkv_bias),
-        ("o", (hidden, query), spec.output_bias), ("gate", (spec.ffn_size, hidden), spec.mlp_bias),
-        ("up", (spec.ffn_size, hidden), spec.mlp_bias), ("down", (hidden, spec.ffn_size), spec.mlp_bias),
-    ):  # fmt: skip
-        layer[name] = shape
-        if bias:
-            layer[name + ".bias"] = shape[:1]
-    return shapes | {f"layers.{i}.{name}": shape for i in range(spec.num_layers) for name, shape in layer.items()}
+    biases = {"q": spec.qkv_bias, "k": spec.qkv_bias, "v": spec.qkv_bias, "o": spec.output_bias}
+    vectors = {"attn_norm": (spec.hidden_size,), "ffn_norm": (spec.hidden_size,)}
+    vectors |= {f"{name}.bias": shape[:1] for name, shape in spec.layer_matrices().items() if biases.get(name, spec.mlp_bias)}
+    shapes: dict[str, tuple[int, ...]] = {**spec.matrix_shapes(), "final_norm": (spec.hidden_size,)}
+    return shapes | {f"layers.{i}.{name}": shape for i in range(spec.num_layers) for name, shape in vectors.items()}
 
 
 def _file_name(name: str, names: Mapping[str, str], layers: str) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from octavo.blocks import BlockManager, BlockStats
 from octavo.errors import ConfigError
+from octavo.request import split_id
 
 Placement = Literal["first_fit", "buddy"]
 
@@ -131,6 +132,10 @@ class ContiguousManager(BlockManager):
         """Slots to reserve for a request of ``num_tokens`` known tokens."""
         raise NotImplementedError
 
+    def final(self, request_id: int) -> int:
+        """Tokens that a request, or a sample of one, will have at its end."""
+        return self._final[split_id(request_id)[0]]
+
     # ---------------------------------------------------------------- what the scheduler asks
 
     @property
@@ -183,6 +188,9 @@ class ContiguousManager(BlockManager):
         return []
 
     def release(self, request_id: int, num_computed: int = 0) -> None:
+        self._drop(request_id)
+
+    def _drop(self, request_id: int) -> None:
         region = self._regions.pop(request_id, None)
         if region is not None:
             self.arena.give(region.start, region.size)
@@ -193,7 +201,7 @@ class ContiguousManager(BlockManager):
         if num_tokens:
             region.num_tokens = num_tokens
             return 0
-        self.release(request_id)
+        self._drop(request_id)
         return region.size
 
     def end_step(self, failed: bool = False) -> None:
@@ -294,14 +302,14 @@ class PowerOfTwoManager(ContiguousManager):
     """Room for the prompt and for the output rounded up to a power of two: right to within a factor of two."""
 
     def first_size(self, request_id: int, num_tokens: int) -> int:
-        return min(self.max_model_len, num_tokens + power_of_two(max(1, self._final[request_id] - num_tokens)))
+        return min(self.max_model_len, num_tokens + power_of_two(max(1, self.final(request_id) - num_tokens)))
 
 
 class OracleManager(ContiguousManager):
     """Exactly the slots that a request will have used at its end."""
 
     def first_size(self, request_id: int, num_tokens: int) -> int:
-        return max(num_tokens, self._final[request_id])
+        return max(num_tokens, self.final(request_id))
 
 
 class GrowingManager(ContiguousManager):
@@ -311,63 +319,10 @@ class GrowingManager(ContiguousManager):
         return min(max(16, power_of_two(num_tokens)), max(num_tokens, self.max_model_len))
 
 
-class StaticManager(MaximumManager):
-    """Maximum-length regions and static batching: a batch is closed once no more fit or none wait, and its memory and its
-    requests' answers come back when the longest has ended.
-    """
-
-    def __init__(self, num_slots: int, max_model_len: int, final_tokens: Mapping[int, int], placement: Placement = "first_fit") -> None:
-        super().__init__(num_slots, max_model_len, final_tokens, placement)
-        self.ended: dict[int, Region] = {}
-        """Requests of the batch that have ended; their rows run on, empty."""
-        self.on_batch_end: Callable[[list[int]], None] = lambda request_ids: None
-        self._open = True
-        self._grew = False
-
-    @property
-    def request_ids(self) -> set[int]:
-        return self._regions.keys() - self.ended.keys()
-
-    def admit(
-        self,
-        request_id: int,
-        token_ids: array[int],
-        salt: str | None = None,
-        reads: bool = False,
-        leaves: bool = False,
-        copies: bool = True,
-    ) -> int | None:
-        if not self._open:
-            self._refuse(self.max_model_len)
-            return None
-        covered = super().admit(request_id, token_ids)
-        self._open = covered is not None
-        self._grew = self._grew or covered is not None
-        return covered
-
-    def release(self, request_id: int, num_computed: int = 0) -> None:
-        if request_id not in self._regions:
-            return
-        self.ended[request_id] = self._regions[request_id]
-        if len(self.ended) == len(self._regions):
-            over = list(self.ended)
-            self.ended.clear()
-            for ended in over:
-                super().release(ended)
-            self._open = True
-            self.on_batch_end(over)
-
-    def end_step(self, failed: bool = False) -> None:
-        super().end_step(failed)
-        self._open = (self._open and self._grew) or not self._regions
-        self._grew = False
-
-
 SCHEMES: dict[str, type[ContiguousManager]] = {
     "maximum": MaximumManager,
     "power_of_two": PowerOfTwoManager,
     "oracle": OracleManager,
     "growing": GrowingManager,
-    "static": StaticManager,
 }
 """The contiguous schemes by name; ``paged`` is the block manager itself."""

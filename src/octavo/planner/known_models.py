@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from octavo.errors import ModelLoadError
+from octavo.config import DTYPES, ModelConfig
+from octavo.errors import ConfigError, ModelLoadError
 from octavo.models.architectures import spec_from_hf
 from octavo.models.spec import DecoderSpec, RotarySpec
+from octavo.models.weight_formats import choose_formats
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0}
-"""Bytes of an element as the planner counts them; scales of int8 and fp8 are under a hundredth."""
+"""Bytes of a weight as the planner counts them; scales of int8 and fp8 are under a hundredth."""
+
+
+class PlannedWeights(NamedTuple):
+    """Weights as they will lie in memory."""
+
+    name: str
+    """Their formats, for people."""
+    nbytes: int
+    dtype: str | None
+    """Of the engine's KV cache beside them; None where the engine does not run such weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +36,34 @@ class PlannedModel:
     spec: DecoderSpec
     num_parameters: int | None = None
     """Where the spec does not give them: models outside the Llama family."""
+    formats: Mapping[str, str] | None = None
+    """Tensor name -> its format in the checkpoint, where there is one; else all are floats."""
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of the weights."""
+        """Bytes of the weights, all of them in one dtype."""
         if self.num_parameters is None:
             return self.spec.weight_bytes("bfloat16") * int(BYTES[dtype] * 2) // 4
         return int(self.num_parameters * BYTES[dtype])
 
+    def weights(self, dtype: str, quantize: str | None) -> PlannedWeights:
+        """The weights with these settings of ``config.ModelConfig``, or in a dtype of other machines (fp8, int8).
+
+        Raises ``ConfigError`` for settings that are not known or do not go together.
+        """
+        if dtype not in DTYPES and dtype not in BYTES:
+            raise ConfigError(f"dtype {dtype!r} is not known to the planner; choose one of {', '.join(dict.fromkeys((*DTYPES, *BYTES)))}")
+        if dtype in DTYPES and self.num_parameters is None:
+            ModelConfig(self.name, dtype, quantize)
+            chosen = choose_formats(self.spec, self.formats or dict.fromkeys(self.spec.matrix_shapes(), "floats"), dtype, quantize)
+            return PlannedWeights(chosen.describe(), chosen.nbytes, chosen.dtype)
+        if quantize is not None:
+            raise ConfigError(f"quantize is for weights that the engine runs, not for {self.name} in {dtype}")
+        plain = "bfloat16" if dtype == "auto" else dtype
+        return PlannedWeights(plain, self.weight_bytes(plain), None)
+
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token over all layers: 2 x layers x kv heads x head_dim x bytes."""
-        return self.spec.kv_bytes_per_token("bfloat16") * int(BYTES[dtype] * 2) // 4
+        """Bytes of keys and values of one token over all layers, as the engine's; fp8, which the engine does not have, without scales."""
+        return self.spec.kv_bytes_per_token("bfloat16") // 2 if dtype == "fp8" else self.spec.kv_bytes_per_token(dtype)
 
 
 def _llama(

@@ -5,7 +5,7 @@ A step is described by few sums over its plan (``StepLoad``); a model maps them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,9 @@ class LatencyModel(Protocol):
     def seconds(self, load: StepLoad) -> float:
         """Of one step."""
 
+    def decodes(self, rows: int, contexts: Iterable[int]) -> list[float]:
+        """Of steps that decode one token of each of ``rows`` requests, with so many keys to read in each step: to the bit as ``seconds`` says."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearLatency:
@@ -68,7 +71,14 @@ class LinearLatency:
     per_copied: float = 0.0
 
     def seconds(self, load: StepLoad) -> float:
-        return sum(c * x for c, x in zip(self.coefficients(), terms(load), strict=True))
+        total = 0.0
+        for coefficient, term in zip(self.coefficients(), terms(load), strict=True):
+            total += coefficient * term  # in this order, as decodes() adds them; sum() may compensate
+        return total
+
+    def decodes(self, rows: int, contexts: Iterable[int]) -> list[float]:
+        fixed, key = self.seconds(StepLoad(rows, rows, rows, 0, 0)), self.per_context
+        return [fixed + key * context for context in contexts]
 
     def coefficients(self) -> tuple[float, ...]:
         """In the order of ``terms``."""
@@ -157,7 +167,7 @@ DEVICES = {device.name.lower(): device for device in (
     _device("A100-40GB", 40, 1.555, 312, "NVIDIA A100 data sheet, 40 GB PCIe/SXM"),
     _device("A100-80GB", 80, 2.039, 312, "NVIDIA A100 data sheet, 80 GB SXM"),
     _device("H100", 80, 3.35, 989.5, "NVIDIA H100 data sheet, SXM, without sparsity"),
-    _device("H200", 141e9 / 2**30, 4.8, 989.5, "NVIDIA H200 data sheet, SXM, without sparsity"),
+    _device("H200", 140, 4.8, 989.5, "NVIDIA H200 data sheet, SXM, without sparsity; its 141 GB are 140 GiB to a program"),
     _device("L4", 24, 0.3, 121, "NVIDIA L4 data sheet, without sparsity"),
     _device("L40S", 48, 0.864, 362, "NVIDIA L40S data sheet, without sparsity"),
     _device("A10G", 24, 0.6, 70, "NVIDIA A10G in AWS G5 data sheet"),
@@ -205,6 +215,11 @@ class RooflineLatency:
             + self.flops_per_pair * load.num_pairs
         )  # fmt: skip
         return self.overhead + max(moved / self.bandwidth, work / self.flops)
+
+    def decodes(self, rows: int, contexts: Iterable[int]) -> list[float]:
+        weights, kv, bandwidth, overhead = self.weight_bytes, self.kv_bytes, self.bandwidth, self.overhead
+        fixed, pair, flops = self.flops_per_token * rows + self.flops_per_sampled * rows, self.flops_per_pair, self.flops
+        return [overhead + max((weights + kv * context) / bandwidth, (fixed + pair * context) / flops) for context in contexts]
 
 
 READ_SHARE, WORK_SHARE = 0.8, 0.6

@@ -1,22 +1,26 @@
 """Decode steps in which nothing is decided, advanced together, with the result of taking them one by one.
 
-After a step that admitted, preempted and ended nothing, in which each running request got one token, the next ones are alike until a
-request ends, the free blocks are used up, or somebody arrives or gives up. Only two moments of a request matter meanwhile:
+Where each running request computes one token and nobody can be admitted, the next steps are alike until a request ends, the free
+blocks are used up, or somebody arrives or gives up. Only two moments of a request matter meanwhile:
 
     slots   | . . . . | . . . x |       its last slot fills: the block becomes findable
             | . . . . | . . . . | x     its blocks are full: a new one is handed out
 
-They are replayed in the order in which single steps would have them, so the same blocks are given, found and evicted.
+Blocks that are handed out are as good as one another as long as each loses no more than what was found in itself
+(``BlockManager.num_plain``), so each request gets its blocks at once; in the order in which their first blocks fill, since that is
+the order in which blocks with the same parent are looked at.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, cycle, islice
+from operator import mul
 
 from octavo.planner.accounting import Usage
-from octavo.planner.latency_model import LatencyModel, StepLoad
+from octavo.planner.latency_model import LatencyModel
+from octavo.request import split_id
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.step import StepPlan
 
@@ -24,50 +28,41 @@ from octavo.scheduler.step import StepPlan
 class LeapingScheduler(Scheduler):
     """The scheduler, and a way to move all running requests on by several steps."""
 
-    def is_quiet(self, plan: StepPlan) -> bool:
-        """Whether the step just committed decided nothing: the next one is like it."""
+    def admits_nobody(self, plan: StepPlan) -> bool:
+        """Whether the step just committed was plain decoding, though requests wait: so will the next one be."""
         running = len(self._queues.running)
-        return (
-            running == plan.num_requests == plan.num_tokens == sum(plan.sampled)
-            and not plan.admitted
-            and not plan.preempted
-            and not self._queues.preempted
-            and not self._groups
-            and not self._queues.searches
-        )
+        return running == plan.num_requests == plan.num_tokens == sum(plan.sampled) and not plan.admitted and not plan.preempted
 
     def num_alike(self) -> int:
-        """Steps until one ends a request or lacks a block; that one is not counted."""
-        running, size, free = self._queues.running.requests, self.blocks.block_size, self.blocks.num_free
+        """Steps until one ends a request, lacks a block or does more than to decode; that one is not counted."""
+        running, size = self._queues.running.requests, self.blocks.block_size
+        if not running or self._queues.preempted or self._queues.searches:
+            return 0
+        if any(r.num_computed != len(r.token_ids) - 1 or r.num_samples > 1 for r in running):
+            return 0
         low, high = 0, min(r.max_tokens - r.num_output for r in running) - 1
         held = sum(-(-r.num_computed // size) for r in running)
-        if sum(-(-(r.num_computed + high) // size) for r in running) - held <= free:
+
+        def needed(num_steps: int) -> int:
+            return sum(-(-(r.num_computed + num_steps) // size) for r in running) - held
+
+        free = self.blocks.num_plain(needed(high)) if high > 0 else 0
+        if needed(high) <= free:
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            needed = sum(-(-(r.num_computed + middle) // size) for r in running) - held
-            low, high = (middle, high) if needed <= free else (low, middle)
+            low, high = (middle, high) if needed(middle) <= free else (low, middle)
         return low
 
-    def advance(self, num_steps: int, outputs: Mapping[int, int], after_step: Callable[[list[int]], None]) -> None:
-        """Take ``num_steps`` steps. ``outputs`` tells each request's next tokens; ``after_step`` hears who got a block."""
-        running, blocks, size = self._queues.running.requests, self.blocks, self.blocks.block_size
-        starts = [request.num_computed for request in running]
-        for request in running:
+    def advance(self, num_steps: int, outputs: Mapping[int, int]) -> None:
+        """Take ``num_steps`` steps. ``outputs`` tells each request's next tokens."""
+        size = self.blocks.block_size
+        for request in sorted(self._queues.running.requests, key=lambda r: -(r.num_computed + 1) % size):
             request.token_ids.extend(array("i", [outputs[request.id]]) * num_steps)
-        due: list[list[int]] = [[] for _ in range(size)]
-        for index, start in enumerate(starts):
-            due[-start % size].append(index)
-        for step in range(num_steps):
-            grows, fills = due[step % size], due[(step + 1) % size]
-            for index in sorted({*grows, *fills}):
-                new = blocks.reserve(running[index].id, starts[index] + step + 1)
-                assert new is not None, "a block is lacking in a step that was counted as alike"
-            blocks.end_step()
-            after_step([running[index].id for index in grows])
-        for request, start in zip(running, starts, strict=True):
-            blocks.reserve(request.id, start + num_steps)
-            request.num_computed = start + num_steps
+            request.num_computed += num_steps
+            new = self.blocks.reserve(request.id, request.num_computed)
+            assert new is not None, "a block is lacking in a step that was counted as alike"
+        self.blocks.end_step()
         self._step += num_steps
 
     def running(self) -> list[tuple[int, int]]:
@@ -81,9 +76,8 @@ class Leap:
     def __init__(self, now: float, num_steps: int, scheduler: LeapingScheduler, latency: LatencyModel) -> None:
         running = scheduler.running()
         rows, first = len(running), sum(computed + 1 for _, computed in running)
-        contexts = range(first, first + num_steps * rows, rows)
         self.num_steps = num_steps
-        self.seconds = [latency.seconds(StepLoad(rows, rows, rows, context, context)) for context in contexts]
+        self.seconds = latency.decodes(rows, range(first, first + num_steps * rows, rows))
         self.begins = list(accumulate(self.seconds, initial=now))
         """Of each step, and the end of the last one."""
         self.waiting = scheduler.num_waiting > 0
@@ -99,30 +93,52 @@ class Leap:
             self.num_steps -= 1
 
 
+SPAN = 64
+"""Steps of a leap that are accounted for together."""
+
+
 class LeapUsage:
-    """Slots by kind, step by step, without counting all tables again."""
+    """Slots by kind during a leap, worked out from the moments at which blocks are handed out.
 
-    def __init__(self, scheduler: LeapingScheduler, slots: Usage, final_tokens: Mapping[int, int]) -> None:
-        """``slots`` are those of the step before."""
-        self._blocks, self._final, self._slots = scheduler.blocks, final_tokens, slots
-        self._rows = len(scheduler.running())
-        self._tokens = dict(scheduler.running())
-        self.entries = sum(map(self._blocks.num_held, self._tokens))
-        """Block table entries of the running requests."""
-        self._step = 0
+    A request gets one in every ``block_size``-th step. The last one that it will need brings slots that will never be used.
+    """
 
-    def next(self, grown: list[int]) -> Usage:
-        """Slots in the next step, in which these requests got a block each."""
-        s, size, blocks = self._slots, self._blocks.block_size, self._blocks
-        internal = s.internal
-        for request_id in grown:
-            final, start = self._final[request_id], self._tokens[request_id] + self._step
-            if start + size >= final:  # the last block that it will need
-                internal += -final % size
-        self._step += 1
-        self.entries += len(grown)
-        used, free = s.used + self._rows, blocks.num_free * size
-        self._slots = Usage(
-            s.total, used, s.total - used - internal - free, internal, 0, free, s.shared, blocks.num_cached * size
-        )  # fmt: skip
-        return self._slots
+    def __init__(self, leap: Leap, scheduler: LeapingScheduler, slots: Usage, final_tokens: Mapping[int, int]) -> None:
+        """``slots`` are those between the last step and the first one of the leap."""
+        running, size, num_steps = scheduler.running(), scheduler.blocks.block_size, leap.num_steps
+        self._leap, self._slots, self._size, self._rows = leap, slots, size, len(running)
+        grows, self._wastes = [0] * size, dict[int, int]()
+        for request_id, start in running:
+            grows[-start % size] += 1
+            final = final_tokens[split_id(request_id)[0]]
+            last = (final - 1) // size * size - start
+            if 0 <= last < num_steps:
+                self._wastes[last] = self._wastes.get(last, 0) + -final % size
+        self._handed = list(accumulate(islice(cycle(grows), num_steps)))
+        """Blocks handed out up to and in each step."""
+        held = sum(scheduler.blocks.num_held(request_id) for request_id, _ in running)
+        self.num_table_entries = held * num_steps + sum(self._handed)
+        """Summed over the steps."""
+
+    def spans(self) -> Iterator[tuple[float, float, Usage]]:
+        """(begin, seconds, mean slots) of each few steps."""
+        wasted = 0.0
+        for start in range(0, self._leap.num_steps, SPAN):
+            end = min(start + SPAN, self._leap.num_steps)
+            seconds = self._leap.seconds[start:end]
+            total = sum(seconds)
+            internal = wasted + sum(
+                slots * sum(seconds[step - start :]) / total for step, slots in self._wastes.items() if start <= step < end
+            )
+            wasted += sum(slots for step, slots in self._wastes.items() if start <= step < end)
+            yield self._leap.begins[start], total, self._mean(start, end, seconds, total, internal)
+
+    def _mean(self, start: int, end: int, seconds: list[float], total: float, internal: float) -> Usage:
+        s, size, handed = self._slots, self._size, self._handed[start:end]
+        used = s.used + self._rows * sum(map(mul, seconds, range(start + 1, end + 1))) / total
+        free = s.free - size * sum(map(mul, seconds, handed)) / total
+        cached = float(s.cached)
+        if s.free - size * handed[-1] < s.cached:  # those that nothing is found in are handed out first
+            cached = sum(x * min(s.cached, s.free - size * blocks) for x, blocks in zip(seconds, handed, strict=True)) / total
+        internal += s.internal
+        return Usage(s.total, used, s.total - used - internal - free, internal, 0, free, s.shared, cached)

@@ -6,19 +6,17 @@ The blocks are those of the engine: the same function settles them at its start 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from octavo.blocks import blocks_for
-from octavo.config import LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig
+from octavo.config import DTYPES, KV_DTYPES, LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig
 from octavo.engine.memory import TYPICAL_TOKENS, CachePlan, format_bytes, plan_cache
 from octavo.errors import ConfigError, MemoryConfigError
 from octavo.models.spec import DecoderSpec
-from octavo.planner.known_models import BYTES, KNOWN_MODELS, PlannedModel
+from octavo.planner.known_models import BYTES, KNOWN_MODELS, PlannedModel, PlannedWeights
 from octavo.planner.latency_model import LatencyModel, StepLoad
 
-ENGINE_DTYPES = ("float32", "bfloat16")
-"""What the engine itself can keep weights and KV in; the others are planned for machines that can."""
 SPARE = 0.95
 """Share of the memory that is planned with; the rest is for fragmentation and the runtime."""
 
@@ -79,7 +77,8 @@ class MemoryPlan:
     model: str
     memory: int
     """Bytes of one device, or of the machine."""
-    dtype: str
+    formats: str
+    """Of the weights, for people."""
     max_model_len: int
     tensor_parallel: int
     weights: int
@@ -108,26 +107,36 @@ def plan_memory(
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     *,
-    dtype: str = "bfloat16",
-    kv_dtypes: Sequence[str] = ("bfloat16", "fp8"),
+    dtype: str = "auto",
+    quantize: str | None = None,
+    kv_dtypes: Sequence[str] = ("bfloat16", "int8"),
     lengths: Sequence[Lengths] = (TYPICAL,),
     tensor_parallel: int | None = None,
 ) -> MemoryPlan:
-    """Work out what fits into ``memory`` bytes. ``tensor_parallel`` devices of that size, or as few as will do."""
-    for name in (dtype, *kv_dtypes):
+    """Work out what fits into ``memory`` bytes. ``tensor_parallel`` devices of that size, or as few as will do.
+
+    ``dtype`` and ``quantize`` are those of ``config.ModelConfig``; fp8 and int8 are dtypes of weights on other machines. The first of
+    ``kv_dtypes`` is the one of the engine's start and of the settings.
+    """
+    for name in kv_dtypes:
         if name not in BYTES:
             raise ConfigError(f"dtype {name!r} is not known to the planner; choose one of {', '.join(BYTES)}")
     longest = min(scheduler.max_model_len or model.spec.max_position, model.spec.max_position)
-    weights, workspace = model.weight_bytes(dtype), workspace_bytes(model.spec, scheduler)
+    planned, workspace = model.weights(dtype, quantize), workspace_bytes(model.spec, scheduler)
+    weights = planned.nbytes
     degree = tensor_parallel or _tensor_parallel(model, memory, weights, workspace, kv_dtypes[0])
     left = int(degree * memory * SPARE) - weights - degree * workspace
     fits = [fit for kv in kv_dtypes for size in LEGAL_BLOCK_SIZES if (fit := _fit(model, left, size, kv, longest, lengths)).num_blocks]
-    engine, refusal = _engine_start(model, memory, cache, scheduler, dtype) if degree == 1 else (None, "it runs on one device")
+    engine, refusal = (
+        _engine_start(model, memory, cache, scheduler, planned, kv_dtypes[0]) if degree == 1 else (None, "it runs on one device")
+    )
     settings = _settings(model, left, cache, scheduler, kv_dtypes[0], longest, lengths)
+    if settings and planned.dtype is not None:
+        settings |= {name: value for name, value in (("dtype", dtype), ("quantize", quantize)) if value not in ("auto", None)}
     return MemoryPlan(
         model=model.name,
         memory=memory,
-        dtype=dtype,
+        formats=planned.name,
         max_model_len=longest,
         tensor_parallel=degree,
         weights=weights,
@@ -170,12 +179,17 @@ def mean_blocks(lengths: Sequence[Lengths], block_size: int) -> float:
 
 
 def _engine_start(
-    model: PlannedModel, memory: int, cache: CacheConfig, scheduler: SchedulerConfig, dtype: str
+    model: PlannedModel, memory: int, cache: CacheConfig, scheduler: SchedulerConfig, weights: PlannedWeights, kv_dtype: str
 ) -> tuple[CachePlan | None, str | None]:
-    if dtype not in ENGINE_DTYPES or model.num_parameters is not None:
-        return None, f"the engine does not run {model.name} in {dtype}; it runs the Llama family in {' or '.join(ENGINE_DTYPES)}"
+    if weights.dtype is None:
+        return (
+            None,
+            f"the engine does not run {model.name} in {weights.name}; it runs the Llama family in {', '.join(DTYPES[1:])} or quantised",
+        )
+    if kv_dtype not in KV_DTYPES:
+        return None, f"the engine does not keep keys and values in {kv_dtype}; choose one of {', '.join(KV_DTYPES)}"
     try:
-        return plan_cache(model.spec, dtype, cache, scheduler, memory), None
+        return plan_cache(model.spec, weights.dtype, replace(cache, kv_dtype=kv_dtype), scheduler, memory, weights.nbytes), None
     except MemoryConfigError as error:
         return None, str(error)
 
@@ -191,6 +205,7 @@ def _settings(
         return {}
     at_once = max(1, int(num_blocks / mean_blocks(lengths, size)))
     return {
+        "kv_dtype": kv_dtype,
         "block_size": size,
         "kv_memory": num_blocks * block_bytes,
         "max_model_len": min(longest, num_blocks * size),

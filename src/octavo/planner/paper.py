@@ -111,5 +111,5 @@ def paper_study(num_requests: int = 400, seed: int = 0) -> PaperStudy:
             KV_MEMORY // kv_bytes, scheme, BLOCK_SIZE, scheduler, MAX_MODEL_LEN, prefix_caching=False, placement="buddy"
         )  # fmt: skip
         result = simulate(requests, config, latency)
-        rows[scheme] = memory_shares(result.replicas)["pressed"] | {"batch": result.replicas[0].runner.pressed.mean_running}
+        rows[scheme] = memory_shares(result.replicas)["pressed"] | {"batch": result.replicas[0].counts.pressed.mean_running}
     return PaperStudy(rows, num_requests, seed)

@@ -9,8 +9,9 @@ from typing import Any
 from octavo.engine.memory import format_bytes
 from octavo.errors import ConfigError
 from octavo.planner.known_models import PlannedModel
-from octavo.planner.latency_model import Device, named_device, roofline
+from octavo.planner.latency_model import Device, LatencyModel, roofline
 from octavo.planner.memory_model import Lengths, LoadPlan, MemoryPlan, kv_bytes_of_request, plan_load
+from octavo.planner.profile import Profile
 from octavo.planner.report import table
 
 
@@ -19,22 +20,30 @@ class Load:
     """Replicas for a load, and on what."""
 
     plan: LoadPlan
-    device: Device
+    device: str
     tensor_parallel: int
+    source: str
+    """Where the speed of the device comes from."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self.plan) | {"device": self.device.name, "tensor_parallel": self.tensor_parallel}
+        return asdict(self.plan) | {"device": self.device, "tensor_parallel": self.tensor_parallel, "source": self.source}
 
 
-def load_for(model: PlannedModel, plan: MemoryPlan, lengths: Sequence[Lengths], rate: float, gpu: str | None) -> Load:
+def load_for(model: PlannedModel, plan: MemoryPlan, lengths: Sequence[Lengths], rate: float, device: Device | Profile | None) -> Load:
     """How many replicas serve ``rate`` requests a second on these devices."""
-    if gpu is None:
-        raise ConfigError("the speed of the device is needed for a rate: name it with --gpu")
+    if device is None:
+        raise ConfigError(
+            f"the speed of the device is needed for a rate: name it with --gpu, or measure {model.name} here with `octavo bench kernels`"
+        )
     if rate <= 0:
         raise ConfigError(f"rate must be positive, not {rate}")
-    device, kv_dtype = named_device(gpu), next(iter(plan.bytes_per_token))
+    at_once = int(plan.settings.get("max_num_seqs", 0))
+    if isinstance(device, Profile):
+        latency: LatencyModel = device.with_block_size(plan.settings.get("block_size", 16))
+        return Load(plan_load(latency, lengths, at_once, rate), "this machine", 1, f"measured on {device.machine}")
+    kv_dtype = next(iter(plan.bytes_per_token))
     latency = roofline(model.spec, plan.weights, plan.bytes_per_token[kv_dtype], device, plan.tensor_parallel)
-    return Load(plan_load(latency, lengths, int(plan.settings.get("max_num_seqs", 0)), rate), device, plan.tensor_parallel)
+    return Load(plan_load(latency, lengths, at_once, rate), device.name, plan.tensor_parallel, f"estimated from {device.source}")
 
 
 def describe_plan(model: PlannedModel, plan: MemoryPlan, lengths: Sequence[Lengths], load: Load | None) -> str:
@@ -57,7 +66,7 @@ def _budget(plan: MemoryPlan) -> str:
     devices = f" on each of {plan.tensor_parallel} devices" if plan.tensor_parallel > 1 else ""
     left = format_bytes(plan.kv_memory) if plan.kv_memory > 0 else f"nothing ({format_bytes(-plan.kv_memory)} too little)"
     return (
-        f"{plan.model}, {plan.dtype}, {format_bytes(plan.memory)}{devices} (95 % planned with)\n"
+        f"{plan.model}, weights {plan.formats}, {format_bytes(plan.memory)}{devices} (95 % planned with)\n"
         f"  weights {format_bytes(plan.weights)} + workspace {format_bytes(plan.workspace)}; left for keys and values: {left}"
     )
 
@@ -96,7 +105,7 @@ def _flags(plan: MemoryPlan) -> str:
 def _load(load: Load) -> str:
     p = load.plan
     return (
-        f"{p.rate:g} requests/s: {p.replicas} replica(s) of {load.tensor_parallel} x {load.device.name}, each used to 80 % of "
+        f"{p.rate:g} requests/s: {p.replicas} replica(s) of {load.tensor_parallel} x {load.device}, each used to 80 % of "
         f"{p.capacity:.2f} requests/s at {p.at_once} at once, {p.step_seconds * 1e3:.1f} ms per output token\n"
-        f"  (estimated from {load.device.source}; simulate a trace for the tails)"
+        f"  ({load.source}; simulate a trace for the tails)"
     )

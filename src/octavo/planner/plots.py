@@ -28,22 +28,26 @@ def write_plot(result: StudyResult, path: Path) -> None:
 
 def plot_paper(study: PaperStudy, path: Path) -> None:
     """The paper's figure 2, with its own bars beside ours."""
-    figure = _figure(7, 4)
+    figure = _figure(8, 4.5)
     axes = figure.subplots()
     bars = {scheme: row for scheme, row in study.rows.items() if scheme in PAPER}
-    names = [label for scheme in bars for label in (scheme, "(paper)")]
+    names = [label for scheme in bars for label in (_label(scheme), f"{_label(scheme)}\n(paper)")]
     rows = [row for scheme in bars for row in (bars[scheme], PAPER[scheme])]
     _stack(axes, names, rows)
+    axes.set_xticks(range(len(names)), names, rotation=0, ha="center")
     axes.set_title("KV memory by kind, beside arXiv 2309.06180, figure 2")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS), fontsize=8, frameon=False)
     _save(figure, path)
 
 
 SWEPT: dict[str, Callable[[dict[str, Any]], float]] = {
-    "waste, share of the memory": lambda s: (
-        s["memory"]["all"]["reserved"] + s["memory"]["all"]["internal"] + s["memory"]["all"]["external"]
+    "waste, % of the memory": lambda s: (
+        100 * (s["memory"]["all"]["reserved"] + s["memory"]["all"]["internal"] + s["memory"]["all"]["external"])
     ),
     "table entries per request": lambda s: s["metadata"]["table_entries_per_request"],
-    "prefix hit rate": lambda s: s["prefix"]["hit_rate"],
+    "metadata, % of the KV memory": lambda s: 100 * s["metadata"]["share_of_kv_memory"],
+    "attention, µs per 1,000 keys (measured)": lambda s: s["attention"]["us_per_1000_keys"],
+    "prefix hit rate, %": lambda s: 100 * s["prefix"]["hit_rate"],
     "output tokens per second": lambda s: s["throughput"]["output_tokens_per_second"],
     "goodput, requests per second": lambda s: s["throughput"]["goodput"],
     "preemptions": lambda s: s["preemptions"],
@@ -59,40 +63,72 @@ def overview(result: StudyResult) -> Figure:
 
 def _swept(result: StudyResult, what: str) -> Figure:
     """Figures against the block size, or the memory; a line for each scheme."""
-    figure = _figure(12, 6.5)
-    lines: dict[str, list[str]] = {}
-    for name, run in result.results.items():
-        other = f" {run.config.num_slots:,} tokens" if what == "block_size" and len(result.num_slots) > 1 else ""
-        lines.setdefault(run.config.scheme + other, []).append(name)
-    for axes, (title, value) in zip(figure.subplots(2, 3).flat, SWEPT.items(), strict=True):
-        for label, names in lines.items():
-            places = [getattr(result.results[name].config, what) for name in names]
-            axes.plot(places, [value(result.summaries[name]) for name in names], marker="o", label=label)
-        axes.set_xscale("log", base=2)
+    figure = _figure(14, 6.5)
+    lines = _lines(result, what)
+    for axes, (title, value) in zip(figure.subplots(2, 4).flat, SWEPT.items(), strict=True):
+        try:
+            points = {label: ([x for x, _ in line], [value(result.summaries[name]) for _, name in line]) for label, line in lines.items()}
+        except (KeyError, TypeError):  # not measured
+            axes.remove()
+            continue
+        _lines_of(axes, points, "block size" if what == "block_size" else "KV memory, thousands of tokens")
         axes.set_title(title, fontsize=9)
-        axes.set_xlabel("block size" if what == "block_size" else "KV memory in tokens", fontsize=8)
-    figure.axes[0].legend(fontsize=7)
+    if len(lines) > 1:
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
     return figure
+
+
+def _lines(result: StudyResult, what: str) -> dict[str, list[tuple[float, str]]]:
+    """(place on the axis, run) of each line, by its label."""
+    lines: dict[str, list[tuple[float, str]]] = {}
+    for name, run in result.results.items():
+        other = f", {run.config.num_slots:,} tokens" if what == "block_size" and len(result.num_slots) > 1 else ""
+        label = f"{run.config.scheme}{'+static' if run.config.batching == 'static' else ''}{other}"
+        place = run.config.block_size if what == "block_size" else run.config.num_slots / 1000
+        lines.setdefault(label, []).append((place, name))
+    return lines
+
+
+def _lines_of(axes: Axes, points: dict[str, tuple[list[float], list[float]]], below: str) -> None:
+    for label, (places, values) in points.items():
+        axes.plot(places, values, marker="o", markersize=4, label=label)
+    places = sorted({place for line, _ in points.values() for place in line})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [f"{place:,.0f}" for place in places], fontsize=7)
+    axes.set_xticks([], minor=True)
+    axes.set_ylim(0, 1.08 * max(max(values) for _, values in points.values()) or 1)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_xlabel(below, fontsize=8)
+    axes.grid(alpha=0.25)
 
 
 def _side_by_side(result: StudyResult) -> Figure:
     """Memory and speed of each run, and the memory of each over time."""
     runs = list(result.summaries)
-    figure = _figure(12, 4.2 + 1.5 * ((len(runs) + 2) // 3))
-    rows = figure.add_gridspec(2, 1, height_ratios=[1.2, max(1, (len(runs) + 2) // 3) * 0.7])
+    num_rows = (len(runs) + 2) // 3
+    figure = _figure(13, 4.4 + 1.9 * num_rows)
+    rows = figure.add_gridspec(2, 1, height_ratios=[4.4, 1.9 * num_rows])
     top, bottom = figure.add_subfigure(rows[0]), figure.add_subfigure(rows[1])
     memory, batch, speed = top.subplots(1, 3)
+    pressed = any(s["memory"]["pressed_seconds"] for s in result.summaries.values())
     shares = [s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"] for s in result.summaries.values()]
-    _stack(memory, runs, shares)
-    memory.set_title("KV memory")
+    _stack(memory, [_label(run) for run in runs], shares)
+    top.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS), fontsize=8, frameon=False)
+    memory.set_title("KV memory" + (" while requests waited" if pressed else ""), fontsize=10)
     _bars(batch, runs, [s["batch"]["mean"] for s in result.summaries.values()], "requests in a batch, mean")
     _bars(speed, runs, [s["throughput"]["output_tokens_per_second"] for s in result.summaries.values()], "output tokens per second")
-    grid = bottom.subplots((len(runs) + 2) // 3, min(3, len(runs)), squeeze=False, sharey=True)
+    grid = bottom.subplots(num_rows, min(3, len(runs)), squeeze=False, sharey=True, sharex=True)
     for axes, name in zip(grid.flat, runs, strict=False):
         _over_time(axes, name, result)
     for axes in list(grid.flat)[len(runs) :]:
-        axes.remove()
+        axes.set_axis_off()
+    bottom.supxlabel("seconds", fontsize=8)
+    bottom.supylabel("share of the KV memory", fontsize=8)
     return figure
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ").replace("+", "\n+ ")
 
 
 def _stack(axes: Axes, names: list[str], rows: list[dict[str, float]]) -> None:
@@ -101,26 +137,45 @@ def _stack(axes: Axes, names: list[str], rows: list[dict[str, float]]) -> None:
     for kind in KINDS:
         heights = [row.get(kind, 0.0) for row in rows]
         axes.bar(places, heights, bottom=below, color=COLOURS[kind], label=kind)
+        for place, start, height in zip(places, below, heights, strict=True):
+            if height >= 0.05 and kind != "free":
+                dark = kind in ("used", "external")
+                axes.text(
+                    place, start + height / 2, f"{height:.0%}", ha="center", va="center", fontsize=6, color="white" if dark else "black"
+                )
         below = [a + b for a, b in zip(below, heights, strict=True)]
     axes.set_ylim(0, 1)
-    axes.set_xticks(places, names, rotation=45, ha="right", fontsize=7)
-    axes.legend(fontsize=6, loc="lower right")
+    axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"], fontsize=7)
+    _name(axes, names)
 
 
 def _bars(axes: Axes, names: list[str], heights: list[float], title: str) -> None:
-    axes.bar(range(len(names)), heights, color=COLOURS["used"])
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-    axes.set_title(title)
+    bars = axes.bar(range(len(names)), heights, color=COLOURS["used"])
+    axes.bar_label(bars, [f"{height:,.0f}" if height >= 100 else f"{height:.3g}" for height in heights], fontsize=7)
+    _name(axes, [_label(name) for name in names])
+    axes.margins(y=0.12)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title(title, fontsize=10)
+
+
+def _name(axes: Axes, names: list[str]) -> None:
+    """Names below bars, slanted where there are many."""
+    many = len(names) > 4
+    axes.set_xticks(range(len(names)), names, rotation=35 if many else 0, ha="right" if many else "center", fontsize=7)
+    if many:
+        axes.tick_params(axis="x", pad=0)
 
 
 def _over_time(axes: Axes, name: str, result: StudyResult) -> None:
-    samples = timeline(result.results[name])
-    times = [time for time, _, _ in samples]
-    columns = [[getattr(slots, kind) / slots.total for _, _, slots in samples] for kind in KINDS]
+    moments = timeline(result.results[name])
+    times = [moment.time for moment in moments]
+    columns = [[moment.shares[kind] for moment in moments] for kind in KINDS]
     axes.stackplot(times, columns, colors=[COLOURS[kind] for kind in KINDS])
-    axes.set_title(name, fontsize=8)
+    axes.set_title(name.replace("_", " "), fontsize=8)
     axes.set_ylim(0, 1)
-    axes.tick_params(labelsize=6)
+    axes.margins(x=0)
+    axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
+    axes.tick_params(labelsize=7, labelbottom=True)
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from octavo.blocks import BlockManager, blocks_for
 from octavo.config import SchedulerConfig
@@ -14,23 +12,14 @@ from octavo.engine.core import EngineCore
 from octavo.engine.events import EventLog
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.limits import RequestLimits
-from octavo.planner.accounting import Usage, UsageMean, usage
-from octavo.planner.allocators import SCHEMES, ContiguousManager, Placement, StaticManager
-from octavo.planner.latency_model import LatencyModel, load_of
-from octavo.planner.leap import Leap, LeapingScheduler, LeapUsage
+from octavo.planner.allocators import SCHEMES, ContiguousManager, Placement
+from octavo.planner.latency_model import LatencyModel
+from octavo.planner.leap import Leap, LeapingScheduler
+from octavo.planner.sim_runner import RunCounts, SimRunner, VirtualClock
+from octavo.planner.static_batching import STATIC_SCHEMES, StaticBatching, StaticPaged
 from octavo.planner.workload import VOCAB_SIZE, SimRequest, output_token
-from octavo.request import RequestMetrics, SamplingParams
-from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult
-
-
-class VirtualClock:
-    """Seconds that pass when somebody says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from octavo.request import FinishReason, RequestMetrics, SamplingParams, fork_id, split_id
+from octavo.scheduler.step import RequestUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +29,7 @@ class SimConfig:
     num_slots: int
     """Tokens that the KV memory holds."""
     scheme: str = "paged"
-    """paged, or one of the contiguous ones: maximum, power_of_two, oracle, growing, static."""
+    """How requests get memory: paged, or one of the contiguous ones: maximum, power_of_two, oracle, growing."""
     block_size: int = 16
     """Tokens of a block, for ``paged``; any number from 1."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -48,6 +37,8 @@ class SimConfig:
     prefix_caching: bool = True
     placement: Placement = "first_fit"
     """Where contiguous regions go: first_fit, or buddy (sizes rounded up to powers of two, at their multiples)."""
+    batching: Literal["continuous", "static"] = "continuous"
+    """Whether requests join and leave at every step, or batches wait for their longest."""
     accounting: Literal["every_step", "none"] = "every_step"
     """Whether slots are counted by kind at every step, which takes time."""
     leaps: bool = True
@@ -56,89 +47,18 @@ class SimConfig:
     def manager(self, final_tokens: dict[int, int]) -> BlockManager:
         """Its blocks. Raises ConfigError where one request of max_model_len can never be placed."""
         if self.scheme == "paged":
-            return BlockManager(max(1, self.num_slots // self.block_size), self.block_size, self.prefix_caching)
+            kind = StaticPaged if self.batching == "static" else BlockManager
+            return kind(max(1, self.num_slots // self.block_size), self.block_size, self.prefix_caching)
         if self.scheme not in SCHEMES:
             raise ConfigError(f"scheme {self.scheme!r} is not known; choose one of paged, {', '.join(SCHEMES)}")
-        manager = SCHEMES[self.scheme](self.num_slots, self.max_model_len, final_tokens, self.placement)
+        schemes = STATIC_SCHEMES if self.batching == "static" else SCHEMES
+        manager = schemes[self.scheme](self.num_slots, self.max_model_len, final_tokens, self.placement)
         if manager.arena.find(self.max_model_len) is None:
             raise ConfigError(
                 f"one region of max_model_len={self.max_model_len} tokens does not fit into {self.num_slots} slots "
                 f"({self.placement}): lower max_model_len, or give more memory"
             )
         return manager
-
-
-class SimRunner:
-    """Takes time instead of computing: each step moves the clock on by what the latency model says."""
-
-    def __init__(self, clock: VirtualClock, latency: LatencyModel, blocks: BlockManager, accounting: bool) -> None:
-        self.final_tokens: dict[int, int] = {}
-        self.outputs: dict[int, int] = {}
-        """The token that each request's output is made of."""
-        self.num_waiting: Callable[[], int] = lambda: 0
-        self.all = UsageMean()
-        self.pressed = UsageMean()
-        """Steps in which requests wait, alone: what a saturated engine's memory holds."""
-        self.last: StepPlan | None = None
-        """The step executed last, and ..."""
-        self.slots: Usage | None = None
-        """... the slots by kind then."""
-        self.num_table_entries = 0
-        self.num_rows = 0
-        self.num_steps = 0
-        self.num_leapt_steps = 0
-        self.num_leapt_tokens = 0
-        self._clock, self._latency, self._blocks, self._accounting = clock, latency, blocks, accounting
-        self._contiguous = blocks if isinstance(blocks, ContiguousManager) else None
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Let the step's time pass."""
-        now, blocks, contiguous = self._clock.now, self._blocks, self._contiguous
-        num_copied = contiguous.num_copied if contiguous is not None else len(plan.copy_targets) * blocks.block_size
-        load = load_of(plan, num_copied)
-        if isinstance(contiguous, StaticManager):  # rows of ended requests run on
-            load = load._replace(num_tokens=load.num_tokens + len(contiguous.ended))
-        seconds = self._latency.seconds(load)
-        if self._accounting:
-            self._count(plan, now, seconds)
-        self._clock.now = now + seconds
-        self.num_steps += 1
-        self.last = plan
-        outputs = self.outputs
-        if len(plan.request_ids) == sum(plan.sampled):
-            return StepResult(array("i", [outputs[request_id] for request_id in plan.request_ids]))
-        return StepResult(array("i", [outputs[i] for i, sampled in zip(plan.request_ids, plan.sampled, strict=True) if sampled]))
-
-    def _count(self, plan: StepPlan, now: float, seconds: float) -> None:
-        entries = sum(map(self._blocks.num_held, plan.request_ids)) if self._contiguous is None else 0
-        self.slots = usage(self._blocks, self.final_tokens)
-        self._add(now, seconds, plan.num_requests, self.slots, entries, self.num_waiting() > 0)
-
-    def _add(self, now: float, seconds: float, rows: int, slots: Usage, entries: int, waiting: bool) -> None:
-        self.all.add(now, seconds, rows, slots)
-        if waiting:
-            self.pressed.add(now, seconds, rows, slots)
-        self.num_table_entries += entries
-        self.num_rows += rows
-
-    def leap(self, leap: Leap, scheduler: LeapingScheduler) -> None:
-        """Let the time of several steps pass, in which nothing is decided."""
-        rows = scheduler.num_running
-        counted = LeapUsage(scheduler, self.slots, self.final_tokens) if self.slots is not None else None
-        step = 0
-
-        def after_step(grown: list[int]) -> None:
-            nonlocal step
-            if counted is not None:
-                slots = self.slots = counted.next(grown)
-                self._add(leap.begins[step], leap.seconds[step], rows, slots, counted.entries, leap.waiting)
-            step += 1
-
-        scheduler.advance(leap.num_steps, self.outputs, after_step)
-        self._clock.now = leap.end
-        self.num_steps += leap.num_steps
-        self.num_leapt_steps += leap.num_steps
-        self.num_leapt_tokens += leap.num_steps * rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +71,28 @@ class Record:
     metrics: RequestMetrics | None
     """None where it was refused."""
     num_output: int
+    """Output tokens, of all its samples."""
     reason: str
     """length, abort, or refused."""
 
     @property
     def completed(self) -> bool:
         return self.reason == "length"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """What one simulated engine did."""
+
+    stats: dict[str, Any]
+    """Those of the engine itself: ``EngineCore.stats``."""
+    counts: RunCounts
+    num_slots_copied: int
+    """By contiguous regions that moved."""
+    num_stalls: int
+    """Times that such a region had to grow and could not."""
+    num_entries: int
+    """Blocks that could be found at the end."""
 
 
 class Replica:
@@ -173,28 +109,37 @@ class Replica:
         """Whether a step is running, by the virtual clock."""
         finals: dict[int, int] = {}
         self.blocks = config.manager(finals)
-        self.scheduler = LeapingScheduler(config.scheduler, config.max_model_len, self.blocks)
-        self.runner = SimRunner(self.clock, latency, self.blocks, config.accounting == "every_step")
-        self.runner.final_tokens = finals
+        contiguous = isinstance(self.blocks, ContiguousManager)
+        # Regions cannot be shared, so there each sample is a request of its own.
+        scheduling = replace(config.scheduler, fork_mode="recompute") if contiguous else config.scheduler
+        self.scheduler = LeapingScheduler(scheduling, config.max_model_len, self.blocks)
+        self.runner = SimRunner(self.clock, latency, self.blocks, finals, config.accounting == "every_step")
         self.runner.num_waiting = lambda: self.scheduler.num_waiting
-        limits = RequestLimits(VOCAB_SIZE, config.max_model_len, self.blocks.num_blocks * self.blocks.block_size)
+        limits = RequestLimits(
+            VOCAB_SIZE, config.max_model_len, self.blocks.num_blocks * self.blocks.block_size, block_size=self.blocks.block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+        )  # fmt: skip
         self.core = EngineCore(self.scheduler, self.runner, limits, self.clock, EventLog(0))
         self._ids: dict[int, int] = {}
         self._held: dict[int, Record] = {}
-        if isinstance(self.blocks, StaticManager):
-            self.blocks.on_batch_end = self._batch_ended
-        self._batch_over: list[int] = []
+        if isinstance(self.blocks, StaticBatching):
+            self.blocks.begin(config.scheduler.max_num_seqs, lambda: self.scheduler.num_waiting, self._batch_ended)
+        self._batch_over = False
         self._latency = latency
-        self._leaps = config.leaps and config.scheme == "paged"
-        self._quiet = False
+        self._leaps = config.leaps and type(self.blocks) is BlockManager
+        self._admits_nobody = False
         self._leap: Leap | None = None
 
     def submit(self, request: SimRequest, now: float) -> Record | None:
         """Queue a request; its record at once if it is refused."""
-        self._quiet = False
+        if request.beams and type(self.blocks) is not BlockManager:
+            raise ConfigError(
+                "beams fork, which takes blocks and continuous batching: simulate them with the scheme paged, or take samples (n)"
+            )
+        self._admits_nobody = False
         later, self.clock.now = self.clock.now, now
         try:
-            engine_id = self.core.add_request(request.token_ids(), _params(request.output_len))
+            engine_id = self.core.add_request(request.token_ids(), _params(request.output_len, request.n, request.beams))
         except InvalidRequestError:
             return Record(request, self.index, now, None, 0, "refused")
         finally:
@@ -202,7 +147,10 @@ class Replica:
         self.live[engine_id], self._ids[request.id] = request, engine_id
         self.num_outputs[engine_id] = 0
         self.runner.final_tokens[engine_id] = request.num_tokens
-        self.runner.outputs[engine_id] = output_token(request.id)
+        for sample in range(request.n):
+            self.runner.outputs[fork_id(engine_id, sample)] = output_token(request.id, sample)
+        if request.beams:
+            self.runner.beams[engine_id] = request.n
         return None
 
     def cancel(self, request_id: int, now: float) -> list[Record]:
@@ -210,7 +158,7 @@ class Replica:
         engine_id = self._ids.get(request_id)
         if engine_id is None:
             return []
-        self._quiet = False
+        self._admits_nobody = False
         self.clock.now = now
         return self._records(self.core.abort(engine_id))
 
@@ -222,14 +170,13 @@ class Replica:
         plan = self.runner.last
         assert plan is not None or not self.core.has_work, "the simulated engine has work and does nothing"
         ended = self._records(updates)
-        self._quiet = self._leaps and plan is not None and not ended and self.scheduler.is_quiet(plan)
+        self._admits_nobody = plan is not None and not ended and self.scheduler.admits_nobody(plan)
         return ended
 
     def begin_leap(self, now: float) -> float | None:
         """Begin several steps at once, if nothing will be decided in them. Returns when they end; ``cut_leap`` may shorten that."""
-        if not self._quiet:
+        if not self._leaps or (self.scheduler.num_waiting and not self._admits_nobody):
             return None
-        self._quiet = False
         num_steps = self.scheduler.num_alike()
         if num_steps < 2:
             return None
@@ -247,31 +194,47 @@ class Replica:
         """Take the steps of the leap, if there is one."""
         leap, self._leap = self._leap, None
         if leap is not None:
-            for engine_id, _ in self.scheduler.running():
-                self.num_outputs[engine_id] += leap.num_steps
+            self._admits_nobody = False
+            for request_id, _ in self.scheduler.running():
+                self.num_outputs[split_id(request_id)[0]] += leap.num_steps
             self.runner.leap(leap, self.scheduler)
 
+    def figures(self) -> ReplicaFigures:
+        """All that is told of it once everything has ended."""
+        regions = self.blocks if isinstance(self.blocks, ContiguousManager) else None
+        return ReplicaFigures(
+            self.core.stats(),
+            self.runner.counts,
+            regions.num_slots_copied if regions is not None else 0,
+            regions.num_stalls if regions is not None else 0,
+            self.blocks.num_findable,
+        )
+
     def _records(self, updates: list[RequestUpdate]) -> list[Record]:
-        ended: list[Record] = []
+        ends: dict[int, RequestUpdate] = {}
         for update in updates:
-            engine_id = update.request_id
-            self.num_outputs[engine_id] += len(update.token_ids)
-            if update.finish_reason is not None:
-                ended.append(self._forget(update))
-        return self._static(ended) if isinstance(self.blocks, StaticManager) else ended
+            if update.request_id in self.num_outputs:
+                self.num_outputs[update.request_id] += len(update.token_ids)
+            if update.finish_reason is not None and not self.scheduler.is_live(update.request_id):
+                ends[update.request_id] = update
+        ended = [self._forget(update) for update in ends.values()]
+        return self._static(ended) if isinstance(self.blocks, StaticBatching) else ended
 
     def _forget(self, update: RequestUpdate) -> Record:
         engine_id, reason = update.request_id, update.finish_reason
         request = self.live.pop(engine_id)
-        del self._ids[request.id], self.runner.outputs[engine_id]
-        if not isinstance(self.blocks, StaticManager):
+        del self._ids[request.id]
+        for sample in range(request.n):
+            del self.runner.outputs[fork_id(engine_id, sample)]
+        self.runner.beams.pop(engine_id, None)
+        if not isinstance(self.blocks, StaticBatching):  # there its memory is counted on
             del self.runner.final_tokens[engine_id]
         metrics, num_output = update.metrics, self.num_outputs.pop(engine_id)
-        assert metrics is not None and reason is not None
+        assert metrics is not None and reason is not None and reason is not FinishReason.ERROR, "a simulated step failed; the log says why"
         return Record(request, self.index, metrics.arrival_time, metrics, num_output, reason.value)
 
-    def _batch_ended(self, engine_ids: list[int]) -> None:
-        self._batch_over += engine_ids
+    def _batch_ended(self) -> None:
+        self._batch_over = True
 
     def _static(self, ended: list[Record]) -> list[Record]:
         """Answers of a static batch are given when its last request has ended."""
@@ -279,15 +242,15 @@ class Replica:
             self._held[record.request.id] = record
         if not self._batch_over:
             return [self._held.pop(r.request.id) for r in ended if r.metrics is None or r.metrics.admitted_time is None]
-        self._batch_over.clear()
+        self._batch_over = False
         now, held = self.clock.now, list(self._held.values())
         self._held.clear()
         return [replace(r, metrics=r.metrics._replace(finish_time=now)) if r.metrics is not None else r for r in held]
 
 
 @lru_cache(maxsize=65_536)
-def _params(output_len: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+def _params(output_len: int, n: int, beams: bool) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, n=n, beam_width=n if beams else None)
 
 
 def slots_for(memory: int, kv_bytes_per_token: int, block_size: int = 1) -> int:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.planner.accounting import Usage, UsageMean
-from octavo.planner.allocators import ContiguousManager
-from octavo.planner.replica import Record, Replica
+from octavo.engine.memory import format_bytes
+from octavo.planner.accounting import merged
+from octavo.planner.replica import Record, ReplicaFigures
 from octavo.planner.simulate import SimResult
+from octavo.planner.timeline import Moment, together
+from octavo.planner.workload import Run, SimRequest, output_token
 
 BLOCK_ID_BYTES = 4
 """Of an entry of a block table."""
+POOL_BYTES = 12
+"""Of a block in the pool: its count, and two links of the free list."""
+ENTRY_BYTES, TOKEN_BYTES = 450, 4
+"""Of a block that can be found, and of each of its tokens: the entry, its key, and its places in three dictionaries, as CPython
+3.11 has them (``test_report.py`` measures it)."""
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
@@ -34,11 +41,12 @@ def ttft(record: Record) -> float | None:
 
 
 def tpot(record: Record) -> float | None:
-    """Seconds per output token after the first."""
+    """Seconds per output token of a sample after the first."""
     m = record.metrics
-    if m is None or m.first_token_time is None or m.finish_time is None or record.num_output < 2:
+    num_output = record.num_output // record.request.n
+    if m is None or m.first_token_time is None or m.finish_time is None or num_output < 2:
         return None
-    return (m.finish_time - m.first_token_time) / (record.num_output - 1)
+    return (m.finish_time - m.first_token_time) / (num_output - 1)
 
 
 def latency(record: Record) -> float | None:
@@ -47,12 +55,12 @@ def latency(record: Record) -> float | None:
     return None if m is None or m.finish_time is None or not record.completed else m.finish_time - record.arrival
 
 
-def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -> dict[str, Any]:
+def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2, kv_bytes_per_token: int | None = None) -> dict[str, Any]:
     """All figures. ``goodput`` counts completed requests that kept both limits, in seconds."""
     records, seconds = result.records, max(result.seconds, 1e-9)
     completed = [record for record in records if record.completed]
     num_output = sum(record.num_output for record in records)
-    stats = [replica.core.stats() for replica in result.replicas]
+    stats = [replica.stats for replica in result.replicas]
     return {
         "scheme": result.config.scheme,
         "block_size": result.config.block_size if result.config.scheme == "paged" else None,
@@ -71,10 +79,10 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2) -
         "memory": memory_shares(result.replicas),
         "batch": _batch(result.replicas),
         "preemptions": sum(s["num_preemptions"] for s in stats),
-        "tokens_computed": sum(s["num_tokens_computed"] for s in stats) + sum(r.runner.num_leapt_tokens for r in result.replicas),
-        "steps": sum(r.runner.num_steps for r in result.replicas),
+        "tokens_computed": sum(s["num_tokens_computed"] for s in stats) + sum(r.counts.num_leapt_tokens for r in result.replicas),
+        "steps": sum(r.counts.num_steps for r in result.replicas),
         "prefix": prefix_figures(stats),
-        "metadata": _metadata(result),
+        "metadata": _metadata(result, kv_bytes_per_token),
         "copies": _copies(result.replicas),
     }
 
@@ -94,25 +102,14 @@ def _kept(record: Record, max_ttft: float, max_tpot: float) -> bool:
     return first is not None and first <= max_ttft and (following is None or following <= max_tpot)
 
 
-def merged(means: Sequence[UsageMean]) -> UsageMean:
-    """Means of several replicas as one."""
-    total = UsageMean()
-    for mean in means:
-        total.seconds += mean.seconds
-        total.batch += mean.batch
-        total.max_running = max(total.max_running, mean.max_running)
-        total.sums = [a + b for a, b in zip(total.sums, mean.sums, strict=True)]
-    return total
-
-
-def memory_shares(replicas: Sequence[Replica]) -> dict[str, Any]:
+def memory_shares(replicas: Sequence[ReplicaFigures]) -> dict[str, Any]:
     """Shares of all slots by kind: over all steps, and over those in which requests waited."""
-    every, pressed = (merged([getattr(r.runner, name) for r in replicas]) for name in ("all", "pressed"))
-    return {"all": every.shares(), "pressed": pressed.shares(), "pressed_seconds": pressed.seconds}
+    every, pressed = (merged([getattr(r.counts, name) for r in replicas]) for name in ("every", "pressed"))
+    return {"all": every.shares(), "pressed": pressed.shares(), "pressed_seconds": pressed.seconds, "saved_by_sharing": every.saved}
 
 
-def _batch(replicas: Sequence[Replica]) -> dict[str, float]:
-    every, pressed = (merged([getattr(r.runner, name) for r in replicas]) for name in ("all", "pressed"))
+def _batch(replicas: Sequence[ReplicaFigures]) -> dict[str, float]:
+    every, pressed = (merged([getattr(r.counts, name) for r in replicas]) for name in ("every", "pressed"))
     return {"mean": every.mean_running, "mean_pressed": pressed.mean_running, "max": every.max_running}
 
 
@@ -123,48 +120,69 @@ def prefix_figures(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {"tokens_asked": asked, "tokens_saved": saved, "hit_rate": saved / asked if asked else 0.0}
 
 
-def _metadata(result: SimResult) -> dict[str, float]:
-    """Cost of block tables: entries per running request, and their bytes over the batch."""
-    entries, rows = (sum(getattr(r.runner, name) for r in result.replicas) for name in ("num_table_entries", "num_rows"))
-    steps = sum(r.runner.num_steps for r in result.replicas)
-    return {"table_entries_per_request": entries / max(1, rows), "table_bytes_per_step": BLOCK_ID_BYTES * entries / max(1, steps)}
+def _metadata(result: SimResult, kv_bytes_per_token: int | None) -> dict[str, Any]:
+    """Cost of the books of all replicas: block tables of running requests (means over steps), the pool, and the prefix index at the end."""
+    counts = [r.counts for r in result.replicas]
+    entries, steps = sum(c.num_table_entries for c in counts), sum(c.num_steps for c in counts)
+    paged = result.config.scheme == "paged"
+    blocks = sum(r.stats["blocks"]["total"] for r in result.replicas) if paged else 0
+    size = result.config.block_size
+    tables = BLOCK_ID_BYTES * entries / max(1, steps) * len(result.replicas)
+    pool, index = POOL_BYTES * blocks, sum(r.num_entries for r in result.replicas) * (ENTRY_BYTES + TOKEN_BYTES * size)
+    kv = None if kv_bytes_per_token is None else kv_bytes_per_token * result.config.num_slots * len(result.replicas)
+    return {
+        "table_entries_per_request": entries / max(1, sum(c.num_rows for c in counts)),
+        "table_bytes": tables,
+        "pool_bytes": pool,
+        "index_bytes": index,
+        "share_of_kv_memory": (tables + pool + index) / kv if kv else None,
+    }
 
 
-def _copies(replicas: Sequence[Replica]) -> dict[str, int]:
-    contiguous = [r.blocks for r in replicas if isinstance(r.blocks, ContiguousManager)]
-    return {"slots_copied": sum(b.num_slots_copied for b in contiguous), "stalls": sum(b.num_stalls for b in contiguous)}
+def _copies(replicas: Sequence[ReplicaFigures]) -> dict[str, int]:
+    return {"slots_copied": sum(r.num_slots_copied for r in replicas), "stalls": sum(r.num_stalls for r in replicas)}
 
 
-def timeline(result: SimResult) -> list[tuple[float, int, Usage]]:
-    """(time, running requests, slots by kind) of the first replica, thinned out."""
-    return result.replicas[0].runner.all.timeline
+def timeline(result: SimResult) -> list[Moment]:
+    """The memory of all replicas together, over time."""
+    return together([r.counts.timeline for r in result.replicas]).moments()
 
 
-def unlimited_hit_rate(result: SimResult) -> float:
+def unlimited_hit_rate(requests: Iterable[SimRequest]) -> float:
     """The prefix hit rate that a cache without limits, shared by all, would have had: the upper bound.
 
-    Counts for each request, in order of arrival, the longest beginning that any earlier prompt had; at most all but its last
-    token, as the engine computes that always.
+    Counts for each request, in the order given (which is that of arrival, but for next turns, and those come after what they go on from),
+    the longest beginning that any earlier prompt with its answer had; at most all but its last token, as the engine computes that always.
     """
-    children: dict[tuple[int, int, int], int] = {}
+    known = _KnownRuns()
     found = asked = 0
-    for record in sorted(result.records, key=lambda r: (r.arrival, r.request.id)):
-        hit = _walk(children, record) if record.reason != "refused" else None
-        if hit is not None:
-            asked += record.request.prompt_len - 1
-            found += min(hit, record.request.prompt_len - 1)
+    for request in requests:
+        asked += request.prompt_len - 1
+        found += min(known.walk(request.prompt), request.prompt_len - 1)
+        for sample in range(request.n):
+            known.walk((*request.prompt, Run(output_token(request.id, sample), request.output_len)))
     return found / asked if asked else 0.0
 
 
-def _walk(children: dict[tuple[int, int, int], int], record: Record) -> int:
-    """Follow a prompt, run by run, as far as it is known; add what is not. Returns the tokens known."""
-    node, hit, known = 0, 0, True
-    for run in record.request.prompt:
-        key = (node, run.token, run.length)
-        known = known and key in children
-        hit += run.length if known else 0
-        node = children.setdefault(key, len(children) + 1)
-    return hit
+class _KnownRuns:
+    """All beginnings there have been, as a tree of runs."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[int, int, int], int] = {}
+        self._longest: dict[tuple[int, int], int] = {}
+        """Of the runs of a token that follow a node."""
+
+    def walk(self, runs: Sequence[Run]) -> int:
+        """Returns how many tokens are known of these runs, and adds what is not."""
+        node, hit, known = 0, 0, True
+        for run in runs:
+            key, place = (node, run.token, run.length), (node, run.token)
+            longest = self._longest.get(place, 0)
+            hit += min(longest, run.length) if known else 0
+            known = known and key in self._nodes
+            self._longest[place] = max(longest, run.length)
+            node = self._nodes.setdefault(key, len(self._nodes) + 1)
+        return hit
 
 
 # ---------------------------------------------------------------- tables
@@ -201,31 +219,35 @@ def _text(cell: object) -> str:
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Runs side by side: speed in one table, memory in the other."""
-    speed = table(
-        [
-            "run",
-            "req/s",
-            "out tok/s",
-            "goodput",
-            "TTFT p50",
-            "p90",
-            "p99",
-            "TPOT p50",
-            "p90",
-            "end p50",
-            "p99",
-            "batch",
-            "preempt",
-            "hit rate",
-        ],
-        [_speed_row(name, s) for name, s in summaries.items()],
-    )
-    memory = table(
-        ["run", "used", "reserved", "internal", "external", "free", "shared", "cached", "copied slots", "table entries"],
-        [_memory_row(name, s) for name, s in summaries.items()],
-    )
-    return f"{speed}\n\nShares of the KV memory, averaged over time (while requests waited, where any did):\n{memory}"
+    """Runs side by side: speed, memory, and what it costs to keep books of it."""
+    speed = [
+        "run",
+        "req/s",
+        "out tok/s",
+        "goodput",
+        "TTFT p50",
+        "p90",
+        "p99",
+        "TPOT p50",
+        "p90",
+        "end p50",
+        "p99",
+        "batch",
+        "preempt",
+        "hit rate",
+    ]
+    memory = ["run", "used", "reserved", "internal", "external", "free", "cached", "saved by sharing", "copied slots"]
+    books = ["run", "table entries", "tables, mean", "pool", "prefix index", "of KV memory", "attention, us/1k keys"]
+    if not any("attention" in s for s in summaries.values()):
+        books.pop()
+    parts = [
+        table(speed, [_speed_row(name, s) for name, s in summaries.items()]),
+        "Shares of the KV memory, averaged over time (while requests waited, where any did):",
+        table(memory, [_memory_row(name, s) for name, s in summaries.items()]),
+        "Metadata: block table entries of a running request; bytes of block tables, pool and prefix index:",
+        table(books, [_books_row(name, s)[: len(books)] for name, s in summaries.items()]),
+    ]
+    return "{}\n\n{}\n{}\n\n{}\n{}".format(*parts)
 
 
 def _speed_row(name: str, s: Mapping[str, Any]) -> list[object]:
@@ -239,5 +261,13 @@ def _speed_row(name: str, s: Mapping[str, Any]) -> list[object]:
 
 def _memory_row(name: str, s: Mapping[str, Any]) -> list[object]:
     shares = s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"]
-    kinds = ("used", "reserved", "internal", "external", "free", "shared", "cached")
-    return [name, *(f"{shares[k]:.1%}" for k in kinds), s["copies"]["slots_copied"], s["metadata"]["table_entries_per_request"]]
+    kinds = ("used", "reserved", "internal", "external", "free", "cached")
+    return [name, *(f"{shares[k]:.1%}" for k in kinds), f"{s['memory']['saved_by_sharing']:.1%}", s["copies"]["slots_copied"]]
+
+
+def _books_row(name: str, s: Mapping[str, Any]) -> list[object]:
+    m = s["metadata"]
+    sizes = (m["table_bytes"], m["pool_bytes"], m["index_bytes"])
+    share = "-" if m["share_of_kv_memory"] is None else f"{m['share_of_kv_memory']:.2%}"
+    attention = s.get("attention", {}).get("us_per_1000_keys")
+    return [name, m["table_entries_per_request"], *(format_bytes(round(size)) for size in sizes), share, attention]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.errors import ConfigError
@@ -11,6 +11,9 @@ from octavo.planner.workload import SimRequest
 
 class Router(Protocol):
     """Chooses replicas; told when requests end. It knows what a router knows: what it sent where, and what came back."""
+
+    def homes(self, requests: Sequence[SimRequest]) -> list[int] | None:
+        """The replica that ``choose`` will choose for each request, where no answers are needed to tell; else None."""
 
     def choose(self, request: SimRequest) -> int:
         """The replica for a request that arrives now."""
@@ -25,6 +28,11 @@ class RoundRobin:
     def __init__(self, num_replicas: int) -> None:
         self._num, self._next = num_replicas, 0
 
+    def homes(self, requests: Sequence[SimRequest]) -> list[int] | None:
+        if any(request.follows is not None for request in requests):
+            return None  # when a next turn arrives, the answers tell
+        return _in_turn(requests, self._num)
+
     def choose(self, request: SimRequest) -> int:
         chosen, self._next = self._next, (self._next + 1) % self._num
         return chosen
@@ -33,11 +41,49 @@ class RoundRobin:
         pass
 
 
+class Sticky:
+    """Conversations one after another; all turns of one stay at a replica, which has what was said before in its cache."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._num, self._next = num_replicas, 0
+        self._home: dict[int, int] = {}
+
+    def homes(self, requests: Sequence[SimRequest]) -> list[int] | None:
+        begins = [request for request in requests if request.follows is None]
+        home = {request.id: place for request, place in zip(begins, _in_turn(begins, self._num), strict=True)}
+        for request in requests:
+            if request.follows is not None:
+                home[request.id] = home[request.follows]
+        return [home[request.id] for request in requests]
+
+    def choose(self, request: SimRequest) -> int:
+        if request.follows is not None:
+            chosen = self._home.pop(request.follows)
+        else:
+            chosen, self._next = self._next, (self._next + 1) % self._num
+        self._home[request.id] = chosen
+        return chosen
+
+    def ended(self, request: SimRequest, replica: int) -> None:
+        pass
+
+
+def _in_turn(requests: Sequence[SimRequest], num_replicas: int) -> list[int]:
+    """Replicas by order of arrival, one after another."""
+    homes = [0] * len(requests)
+    for place, index in enumerate(sorted(range(len(requests)), key=lambda index: requests[index].arrival)):
+        homes[index] = place % num_replicas
+    return homes
+
+
 class LeastLoaded:
     """The replica with the fewest prompt tokens outstanding; among equals the first."""
 
     def __init__(self, num_replicas: int) -> None:
         self.load = [0] * num_replicas
+
+    def homes(self, requests: Sequence[SimRequest]) -> list[int] | None:
+        return None
 
     def choose(self, request: SimRequest) -> int:
         chosen = min(range(len(self.load)), key=self.load.__getitem__)
@@ -68,7 +114,12 @@ class PrefixAware(LeastLoaded):
         return chosen
 
 
-ROUTERS: dict[str, Callable[[int], Router]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded, "prefix_aware": PrefixAware}
+ROUTERS: dict[str, Callable[[int], Router]] = {
+    "round_robin": RoundRobin,
+    "sticky": Sticky,
+    "least_loaded": LeastLoaded,
+    "prefix_aware": PrefixAware,
+}
 
 
 def named_router(name: str, num_replicas: int) -> Router:

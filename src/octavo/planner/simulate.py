@@ -7,13 +7,15 @@ Events at the same time happen in this order, so that a step sees all that has a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 from octavo.planner.latency_model import LatencyModel
-from octavo.planner.replica import Record, Replica, SimConfig
+from octavo.planner.replica import Record, Replica, ReplicaFigures, SimConfig
 from octavo.planner.router import Router, named_router
 from octavo.planner.workload import SimRequest
 
@@ -27,32 +29,63 @@ class SimResult:
     config: SimConfig
     records: list[Record]
     """One for each request, in the order in which they ended."""
-    replicas: list[Replica]
-    seconds: float
-    """Virtual time from the first arrival to the end."""
-    num_events: int
+    replicas: list[ReplicaFigures]
+    start: float
+    """Virtual time of the first arrival, and ..."""
+    end: float
+    """... of the last answer."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
 
 
 def simulate(
-    requests: Sequence[SimRequest], config: SimConfig, latency: LatencyModel, num_replicas: int = 1, router: str | Router = "round_robin"
+    requests: Sequence[SimRequest],
+    config: SimConfig,
+    latency: LatencyModel,
+    num_replicas: int = 1,
+    router: str | Router = "round_robin",
+    processes: int = 1,
 ) -> SimResult:
-    """Run requests to their ends. Raises ConfigError for settings that cannot work."""
-    fleet = Fleet([Replica(i, config, latency) for i in range(num_replicas)], router)
-    return fleet.run(requests, config)
+    """Run requests to their ends. Raises ConfigError for settings that cannot work.
+
+    Replicas are shared out to ``processes`` where the router needs no answers to choose among them; that changes no result.
+    """
+    chosen = named_router(router, num_replicas) if isinstance(router, str) else router
+    homes = chosen.homes(requests) if min(processes, num_replicas) > 1 else None
+    if homes is not None:
+        from octavo.planner.processes import simulate_apart
+
+        return simulate_apart(requests, config, latency, homes, num_replicas, processes)
+    return Fleet([Replica(i, config, latency) for i in range(num_replicas)], chosen).run(requests, config)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Garbage in cycles stays: there is hardly any, and to look for it among millions of objects takes a fifth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Fleet:
     """Replicas, their router, and the events to come."""
 
-    def __init__(self, replicas: list[Replica], router: str | Router) -> None:
+    def __init__(self, replicas: list[Replica], router: Router) -> None:
         self.replicas = replicas
-        self.router = named_router(router, len(replicas)) if isinstance(router, str) else router
+        self.router = router
         self.records: list[Record] = []
         self.order: list[tuple[float, int]] = []
         """(time, kind) of the last events, for tests; kept only where ``keep_order``."""
         self.keep_order = False
         self._events: list[tuple[float, int, int, Any]] = []
         self._num_events = 0
+        self._last_end = 0.0
         self._ending: dict[int, list[Record]] = {}
         self._ends: dict[int, float] = {}
         """When the step or leap that runs now ends, by replica."""
@@ -66,17 +99,17 @@ class Fleet:
                 self._push(request.arrival, ARRIVES, request)
             else:
                 self._followers.setdefault(request.follows, []).append(request)
-        start = min((request.arrival for request in requests if request.follows is None), default=0.0)
+        start = self._last_end = min((request.arrival for request in requests if request.follows is None), default=0.0)
         handlers = (self._step_ends, self._arrives, self._gives_up, self._step_begins)
-        now = start
-        while self._events:
-            now, kind, _, what = heappop(self._events)
-            if self.keep_order:
-                self.order.append((now, kind))
-            handlers[kind](now, what)
+        with _no_collections():
+            while self._events:
+                now, kind, _, what = heappop(self._events)
+                if self.keep_order:
+                    self.order.append((now, kind))
+                handlers[kind](now, what)
         left = {r.id for r in requests} - {record.request.id for record in self.records}
         assert not left, f"requests {sorted(left)[:5]} have no end"
-        return SimResult(config, self.records, self.replicas, now - start, self._num_events)
+        return SimResult(config, self.records, [replica.figures() for replica in self.replicas], start, self._last_end)
 
     def _push(self, time: float, kind: int, what: Any) -> None:
         heappush(self._events, (time, kind, self._num_events, what))
@@ -141,6 +174,8 @@ class Fleet:
 
     def _take(self, records: list[Record], now: float) -> None:
         """Give answers: the router hears of them, and conversations go on."""
+        if records:
+            self._last_end = now
         for record in records:
             self.records.append(record)
             self.router.ended(record.request, record.replica)

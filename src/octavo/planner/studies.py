@@ -6,19 +6,36 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from octavo.config import LEGAL_BLOCK_SIZES, SchedulerConfig, parse_bytes
-from octavo.engine.memory import format_bytes
+from octavo.config import LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig, parse_bytes
+from octavo.engine.memory import format_bytes, plan_cache
 from octavo.errors import ConfigError
 from octavo.planner.allocators import SCHEMES, Placement
 from octavo.planner.known_models import PlannedModel
-from octavo.planner.latency_model import LatencyModel, named_device, roofline
+from octavo.planner.latency_model import DEVICES, Device, LatencyModel, roofline
 from octavo.planner.memory_model import SPARE, workspace_bytes
+from octavo.planner.profile import AttentionTime, Profile
 from octavo.planner.replica import SimConfig, slots_for
 from octavo.planner.report import comparison, summarise, unlimited_hit_rate
 from octavo.planner.simulate import SimResult, simulate
 from octavo.planner.workload import SimRequest
+
+ALL_SCHEMES = ("paged", *SCHEMES, "paged+static", "maximum+static")
+
+
+def split_scheme(name: str) -> tuple[str, Literal["continuous", "static"]]:
+    """How requests get memory, and how they are batched.
+
+    >>> split_scheme("paged"), split_scheme("oracle+static")
+    (('paged', 'continuous'), ('oracle', 'static'))
+    """
+    scheme, plus, batching = name.partition("+")
+    if scheme not in ("paged", *SCHEMES) or (plus and batching != "static"):
+        raise ConfigError(
+            f"scheme {name!r} is not known; choose among paged, {', '.join(SCHEMES)}, each alone or with +static behind it; or all"
+        )
+    return scheme, "static" if plus else "continuous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +44,13 @@ class Study:
 
     title: str
     model: PlannedModel
-    gpu: str = "A100-40GB"
+    device: Device | Profile = DEVICES["a100-40gb"]
+    """What tells the time of a step: published figures, or measurements."""
     memory: int = 40 * 2**30
     kv_memory: str | None = None
     """Sizes, comma-separated, each of which is run."""
-    latency: LatencyModel | None = None
-    """A fitted model; None takes the device's published figures."""
     schemes: tuple[str, ...] = ("paged",)
+    """``paged`` or a contiguous scheme, each with ``+static`` behind it for static batching; or ``all``."""
     block_sizes: tuple[str, ...] = ("16",)
     placement: str = "first_fit"
     prefix_caching: bool = True
@@ -42,15 +59,23 @@ class Study:
     max_num_batched_tokens: int = 2048
     num_replicas: int = 1
     router: str = "round_robin"
+    processes: int = 1
+    """Most that replicas are shared out to, where the router allows it."""
 
     @property
     def scheduler(self) -> SchedulerConfig:
         return SchedulerConfig(self.max_num_seqs, self.max_num_batched_tokens)
 
     def kv_sizes(self) -> dict[str, int]:
-        """Bytes for keys and values of one replica: those given, or what weights and workspace leave of the memory."""
+        """Bytes for keys and values of one replica: those given; or what weights and workspace leave of a device's memory, and on a machine
+        that was measured what the engine takes there."""
         if self.kv_memory is not None:
             return {text.strip(): parse_bytes(text) for text in self.kv_memory.split(",")}
+        if isinstance(self.device, Profile):
+            weights = self.model.weights(self.device.dtype, self.device.quantize)
+            assert weights.dtype is not None, "the engine was measured with these weights"
+            left = plan_cache(self.model.spec, weights.dtype, CacheConfig(), self.scheduler, self.memory, weights.nbytes).nbytes
+            return {format_bytes(left): left}
         left = int(self.memory * SPARE) - self.model.weight_bytes("bfloat16") - workspace_bytes(self.model.spec, self.scheduler)
         if left <= 0:
             raise ConfigError(
@@ -59,12 +84,24 @@ class Study:
             )
         return {format_bytes(left): left}
 
-    def latency_model(self) -> LatencyModel:
-        """The one given, or the device's."""
-        if self.latency is not None:
-            return self.latency
+    def latency_model(self, config: SimConfig) -> LatencyModel:
+        """The time of a step with the blocks of one run."""
+        if isinstance(self.device, Profile):
+            return self.device.with_block_size(config.block_size if config.scheme == "paged" else None)
         token = self.model.kv_bytes_per_token("bfloat16")
-        return roofline(self.model.spec, self.model.weight_bytes("bfloat16"), token, named_device(self.gpu))
+        return roofline(self.model.spec, self.model.weight_bytes("bfloat16"), token, self.device)
+
+    def attention_time(self, config: SimConfig) -> AttentionTime | None:
+        """Of attention by itself, where it was measured with blocks of this size."""
+        measured = self.device.attention if isinstance(self.device, Profile) else {}
+        return measured.get(config.block_size) if config.scheme == "paged" else None
+
+    @property
+    def timing(self) -> str:
+        """Where the time of a step comes from, in words."""
+        if isinstance(self.device, Profile):
+            return f"the profile of {self.device.model} measured on {self.device.machine}"
+        return f"the published figures of {self.device.name}"
 
     def configs(self) -> dict[str, SimConfig]:
         """What is run, by name."""
@@ -72,13 +109,14 @@ class Study:
             raise ConfigError(f"placement {self.placement!r} is not known; choose first_fit or buddy")
         placement: Placement = "buddy" if self.placement == "buddy" else "first_fit"
         token, memories, found = self.model.kv_bytes_per_token("bfloat16"), self.kv_sizes(), {}
-        for scheme in ("paged", *SCHEMES) if self.schemes == ("all",) else self.schemes:
+        for name in ALL_SCHEMES if self.schemes == ("all",) else self.schemes:
+            scheme, batching = split_scheme(name)
             sizes = self._sizes() if scheme == "paged" else (16,)
             for size in sizes:
                 for label, memory in memories.items():
-                    name = " ".join([scheme, *([str(size)] if len(sizes) > 1 else []), *([label] if len(memories) > 1 else [])])
-                    found[name] = SimConfig(
-                        slots_for(memory, token), scheme, size, self.scheduler, self.max_model_len, self.prefix_caching, placement
+                    run = " ".join([name, *([str(size)] if len(sizes) > 1 else []), *([label] if len(memories) > 1 else [])])
+                    found[run] = SimConfig(
+                        slots_for(memory, token), scheme, size, self.scheduler, self.max_model_len, self.prefix_caching, placement, batching
                     )
         return found
 
@@ -111,6 +149,7 @@ class StudyResult:
             "title": self.study.title,
             "model": self.study.model.name,
             "num_slots": self.num_slots,
+            "timing": self.study.timing,
             "unlimited_hit_rate": self.unlimited_hit_rate,
             "runs": self.summaries,
         }
@@ -119,10 +158,9 @@ class StudyResult:
         """Tables, as text."""
         study, any_run = self.study, next(iter(self.summaries.values()))
         counts = any_run["requests"]
-        speed = "a fitted latency model" if study.latency is not None else f"the published figures of {study.gpu}"
         head = (
             f"{study.title}: {counts['all']:,} requests ({counts['refused']:,} refused: longer than {study.max_model_len:,} tokens), "
-            f"{study.num_replicas} replica(s) of {study.model.name}, timed by {speed}\n"
+            f"{study.num_replicas} replica(s) of {study.model.name}, timed by {study.timing}\n"
             f"KV memory {', '.join(study.kv_sizes())}: {', '.join(f'{n:,}' for n in self.num_slots)} tokens each; seconds throughout; "
             f"goodput: first token within 2 s, then 0.2 s a token"
         )
@@ -132,12 +170,19 @@ class StudyResult:
 
 def run_study(study: Study, requests: Sequence[SimRequest]) -> StudyResult:
     """Run every scheme and block size on the same requests."""
-    latency, configs = study.latency_model(), study.configs()
-    results = {name: simulate(requests, config, latency, study.num_replicas, study.router) for name, config in configs.items()}
-    first = next(iter(results.values()))
-    summaries = {name: summarise(result) for name, result in results.items()}
+    configs = study.configs()
+    results = {
+        name: simulate(requests, config, study.latency_model(config), study.num_replicas, study.router, study.processes)
+        for name, config in configs.items()
+    }
+    token = study.model.kv_bytes_per_token("bfloat16")
+    summaries = {name: summarise(result, kv_bytes_per_token=token) for name, result in results.items()}
+    for name, config in configs.items():
+        if (time := study.attention_time(config)) is not None:
+            summaries[name]["attention"] = {"us_per_1000_keys": 1e9 * time.decode, "us_per_1000_pairs": 1e9 * time.prefill}
+    fitting = [request for request in requests if request.num_tokens <= study.max_model_len]
     num_slots = sorted({config.num_slots for config in configs.values()})
-    return StudyResult(study, results, summaries, num_slots, unlimited_hit_rate(first))
+    return StudyResult(study, results, summaries, num_slots, unlimited_hit_rate(fitting))
 
 
 def show(result: StudyResult, plot: Path | None, html: Path | None, as_json: bool) -> None:

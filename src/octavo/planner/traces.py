@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.planner.workload import SimRequest, own_run, shared_run
+from octavo.request import MAX_BEST_OF
 
 _NAMES = {
     "time": ("TIMESTAMP", "timestamp", "arrival", "arrival_time", "arrived_at"),
@@ -22,7 +23,7 @@ _NAMES = {
 _FORM = (
     "a trace is a CSV file or JSON lines; each request has its arrival (seconds, or ISO date and time; in JSON lines called "
     f"'timestamp': milliseconds), prompt and output tokens, under one of the names {_NAMES['time']}, {_NAMES['prompt']} and "
-    f"{_NAMES['output']}, and may have hash_ids, one for each hash_block (512) tokens of the prompt"
+    f"{_NAMES['output']}; it may have hash_ids, one for each hash_block (512) tokens of the prompt, and n samples or a beam_width"
 )
 
 
@@ -74,7 +75,11 @@ def _request(index: int, line: Mapping[str, Any], hash_block: int) -> SimRequest
         left -= length
     if left > 0:
         runs.append(own_run(index, left))
-    return SimRequest(index, _time(line), tuple(runs), max(1, output_len))
+    beams = line.get("beam_width") or None
+    n = int(beams or line.get("n") or 1)
+    if not 1 <= n <= MAX_BEST_OF:
+        raise ValueError(f"{n} outputs; legal are 1 to {MAX_BEST_OF}")
+    return SimRequest(index, _time(line), tuple(runs), max(1, output_len), n=n, beams=beams is not None)
 
 
 def _field(line: Mapping[str, Any], kind: str) -> Any:

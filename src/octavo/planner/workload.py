@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
 from octavo.errors import ConfigError
 from octavo.planner.arrivals import Arrivals, Lengths
+from octavo.request import MAX_BEST_OF
 
 VOCAB_SIZE = 2**31 - 1
 """Simulated tokens are below this."""
@@ -40,9 +41,9 @@ def own_run(request_id: int, length: int) -> Run:
     return Run(2 * request_id % _SHARED, length)
 
 
-def output_token(request_id: int) -> int:
-    """The token that a simulated request's output is made of; no other has it."""
-    return (2 * request_id + 1) % _SHARED
+def output_token(request_id: int, sample: int = 0) -> int:
+    """The token that the output of one sample of a simulated request is made of; no other of the first four million has it."""
+    return (2 * (MAX_BEST_OF * request_id + sample) + 1) % _SHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class SimRequest:
     """The request whose answer this one goes on from (a chat's next turn): it arrives after that one has ended."""
     cancel_after: float | None = None
     """Its caller gives up so many seconds after its arrival."""
+    n: int = 1
+    """Outputs: samples that share the prompt, or with ``beams`` the beams of a search."""
+    beams: bool = False
 
     @property
     def prompt_len(self) -> int:
@@ -66,7 +70,7 @@ class SimRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens at its end: prompt and output."""
+        """Tokens of each of its samples at the end: prompt and output."""
         return self.prompt_len + self.output_len
 
     def token_ids(self) -> array[int]:
@@ -75,6 +79,16 @@ class SimRequest:
         for run in self.prompt:
             tokens.extend(array("i", [run.token]) * run.length)
         return tokens
+
+
+def with_outputs(requests: Iterable[SimRequest], n: int | None = None, beam_width: int | None = None) -> list[SimRequest]:
+    """The same requests, each with ``n`` samples or with the beams of a search. Raises ConfigError for both, and for numbers out of range."""
+    count = n if beam_width is None else beam_width
+    if count is None or (n is not None and beam_width is not None):
+        raise ConfigError("requests draw n samples or keep beam_width beams: give one of the two")
+    if not 1 <= count <= MAX_BEST_OF:
+        raise ConfigError(f"{count} outputs of a request are not legal: from 1 to {MAX_BEST_OF}")
+    return [replace(request, n=count, beams=beam_width is not None) for request in requests]
 
 
 ONE = Lengths("fixed", 1)

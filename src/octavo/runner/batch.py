@@ -44,11 +44,12 @@ class Batch:
     def __init__(self, max_num_seqs: int, max_rows: int, max_samples: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.history = np.zeros((max_num_seqs, max_model_len), np.int32)
-        """[max_num_seqs, max_model_len] tokens known of each row's request"""
+        """[max_num_seqs, max_model_len] tokens of each row's request: those known, then drafts of this step or of one before"""
         self.columns = StepColumns(
             num_computed=np.zeros(max_num_seqs, np.int32),
             num_scheduled=np.zeros(max_num_seqs, np.int32),
             num_samples=np.zeros(max_num_seqs, np.int32),
+            num_drafts=np.zeros(max_num_seqs, np.int32),
             num_new_blocks=np.zeros(max_num_seqs, np.int32),
             new_block_ids=np.zeros(max_rows + max_num_seqs, np.int32),
             replaced=np.zeros(max_num_seqs, np.int8),
@@ -71,9 +72,10 @@ class Batch:
                 self.inputs.batch.table_rows, columns.num_computed, columns.num_scheduled, columns.num_samples, columns.num_new_blocks
             )
         ]  # fmt: skip
-        self._replaced, self._new_block_ids, self._token_ids = (
-            column.data for column in (columns.replaced, columns.new_block_ids, self.inputs.token_ids)
+        self._replaced, self._new_block_ids, self._token_ids, self._num_drafts = (
+            column.data for column in (columns.replaced, columns.new_block_ids, self.inputs.token_ids, columns.num_drafts)
         )
+        self._no_drafts = array("i", [0]) * max_num_seqs
 
     def admit(self, row: int, admission: Admission) -> None:
         """Give a row its request's whole table and tokens."""
@@ -86,6 +88,7 @@ class Batch:
         per_request = rows, plan.num_computed, plan.num_scheduled, plan.sampled, plan.num_new_blocks
         for column, values in zip(self._per_request, per_request, strict=True):
             column[:n] = values
+        self._num_drafts[:n] = plan.num_drafts or self._no_drafts[:n]
         self._replaced[: len(plan.replaced)] = plan.replaced
         self._new_block_ids[: len(plan.new_block_ids)] = plan.new_block_ids
         self._token_ids[: plan.num_tokens] = plan.token_ids

@@ -19,9 +19,7 @@ class ModelRunner:
     ``max_rows`` is the most tokens a plan may schedule, ``max_model_len`` the most tokens of one request.
     """
 
-    def __init__(
-        self, decoder: Decoder, backend: Backend, cache: KVCache, dtype: str, max_num_seqs: int, max_rows: int, max_model_len: int
-    ) -> None:
+    def __init__(self, decoder: Decoder, backend: Backend, cache: KVCache, max_num_seqs: int, max_rows: int, max_model_len: int) -> None:
         self.cache = cache
         max_samples = max_rows + MAX_BEST_OF - 1
         self._rows = RequestRows(max_num_seqs)
@@ -31,7 +29,7 @@ class ModelRunner:
         self._counts = sizes.data
         self._copies = np.zeros((2, max_num_seqs), np.int32)
         self._program, self.logits = record_step(
-            decoder, backend, sizes, self._batch, cache, self._copies, self._sampler, dtype, max_rows, max_samples
+            decoder, backend, sizes, self._batch, cache, self._copies, self._sampler, max_rows, max_samples
         )
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -10,14 +10,14 @@ from octavo.runner.sampler import Sampler
 
 def record_step(
     decoder: Decoder, backend: Backend, sizes: Int32, batch: Batch, cache: KVCache, copies: Int32,
-    sampler: Sampler, dtype: str, max_rows: int, max_samples: int,
+    sampler: Sampler, max_rows: int, max_samples: int,
 ) -> tuple[Program, Array]:  # fmt: skip
     """The plan's rows, copies of shared blocks, the decoder, the sampler. Returns the program and the array of logits it writes.
 
     copies: [2, max] block ids, sources and targets.
     """
     program = backend.program(sizes)
-    activations = Activations.allocate(backend, decoder.spec, dtype, max_rows, max_samples)
+    activations = Activations.allocate(backend, decoder, max_rows, max_samples)
     inputs = batch.inputs
     program.lay_out_rows(batch.columns, inputs.batch, inputs.token_ids, batch.history, cache.shape.block_size)
     program.lay_out_samples(batch.columns, inputs.batch, sampler.params, inputs.sampled_rows, sampler.batch.rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from octavo.blocks import BlockManager
 from octavo.request import MAX_BEST_OF, Request
@@ -31,6 +32,13 @@ class StepBudget:
         self._new_block_ids = array("i")
         self._sampled = array("i")
         self._replaced = array("b")
+        self._drafts: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+        """By place in the plan: drafts, and the blocks that they needed."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests scheduled so far."""
+        return len(self._request_ids)
 
     def without_fork(self, request: Request, num_tokens: int) -> int:
         """How many of the next ``num_tokens`` tokens can be scheduled: one less where its samples are too many for this step."""
@@ -66,10 +74,38 @@ class StepBudget:
         )
         self.add(request, num_tokens)
 
+    def decodes(self, running: Iterable[Request]) -> list[tuple[int, Request]]:
+        """Those of the ``running`` requests that had a row before and compute just their last known token, with their places in the plan."""
+        places = {request_id: place for place, request_id in enumerate(self._request_ids) if self._num_scheduled[place] == 1}
+        for admission in self._admitted:
+            places.pop(admission.request_id, None)
+        found = [(places[request.id], request) for request in running if request.id in places]
+        return [(place, request) for place, request in found if self._sampled[place] == 1]
+
+    def add_drafts(self, place: int, drafts: Sequence[int], new_block_ids: Sequence[int]) -> None:
+        """Let drafts follow the last known token of the request at this place of the plan, which samples one token so far."""
+        self._drafts[place] = drafts, new_block_ids
+        self.num_tokens_left -= len(drafts)
+
+    def _insert_drafts(self) -> array[int]:
+        """Put the drafts where they belong, the last ones first, so that the places before them do not move. Returns the column of their numbers."""
+        num_drafts = array("i", [0]) * len(self._request_ids)
+        ends, block_ends = list(accumulate(self._num_scheduled)), list(accumulate(self._num_new_blocks))
+        for place, (drafts, new_block_ids) in sorted(self._drafts.items(), reverse=True):
+            count, end, block_end = len(drafts), ends[place], block_ends[place]
+            self._token_ids[end:end] = array("i", drafts)
+            self._new_block_ids[block_end:block_end] = array("i", new_block_ids)
+            self._num_scheduled[place] += count
+            self._num_new_blocks[place] += len(new_block_ids)
+            self._sampled[place] += count
+            num_drafts[place] = count
+        return num_drafts
+
     def plan(self, step: int, released: Iterable[int], copies: Mapping[int, int]) -> StepPlan | None:
         """The finished plan, or None if nothing was scheduled. copies: {target: source}."""
         if not self._request_ids:
             return None
+        num_drafts = self._insert_drafts() if self._drafts else array("i")
         return StepPlan(
             step=step,
             released=tuple(released),
@@ -84,6 +120,7 @@ class StepBudget:
             copy_sources=array("i", copies.values()),
             copy_targets=array("i", copies.keys()),
             replaced=self._replaced,
+            num_drafts=num_drafts,
             preempted=tuple(self.preempted),
         )
 

@@ -1,6 +1,7 @@
 """Stage 2 of 7: fills a step. Before it: ``scheduler``. After it: ``room``, ``blocks``.
 
 Running requests first, in order of rank, then preempted ones, then waiting ones, until tokens, rows or blocks are used up.
+Drafts come last and take what nobody else wants: they never delay, preempt or hold back anybody.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from octavo.scheduler.admission import Passing, StepBudget, hold_cached
 from octavo.scheduler.beam_search import BeamSearch
 from octavo.scheduler.queues import Queues
 from octavo.scheduler.room import RoomMaker
+from octavo.scheduler.speculation import Speculator
 
 
 class StepFiller:
     """Moves requests between the queues and puts their next tokens into a plan."""
 
-    def __init__(self, config: SchedulerConfig, queues: Queues, blocks: BlockManager, room: RoomMaker) -> None:
+    def __init__(self, config: SchedulerConfig, queues: Queues, blocks: BlockManager, room: RoomMaker, speculator: Speculator) -> None:
         self._config = config
         self._queues = queues
         self._blocks = blocks
         self._room = room
+        self._speculator = speculator
 
     def fill(self, budget: StepBudget, now: float) -> None:
         """Decide what a step computes and reserve its blocks."""
@@ -30,6 +33,17 @@ class StepFiller:
             self._resume_preempted(budget, now)
             if not self._room.held:
                 self._admit_waiting(budget, now)
+        if self._speculator.begin_step(budget.num_requests):
+            self._add_drafts(budget)
+
+    def _add_drafts(self, budget: StepBudget) -> None:
+        """In order of rank, into the tokens that the step has left and the blocks that are free; none where there is no room."""
+        for place, request in budget.decodes(self._queues.running):
+            drafts = self._speculator.drafts(request, budget.num_tokens_left)
+            if drafts and (drafts := drafts[: self._blocks.num_room(request.id)]):
+                new_blocks = self._blocks.reserve(request.id, len(request.token_ids) + len(drafts))
+                assert new_blocks is not None, f"drafts of request {request.id} were found to fit but do not"
+                budget.add_drafts(place, drafts, new_blocks)
 
     def _continue_running(self, budget: StepBudget) -> None:
         running, blocks, reserve, add = self._queues.running.requests, self._blocks, self._blocks.reserve, budget.add

@@ -20,8 +20,6 @@ runs, the first of the preempted ones takes what it needs.
 
 from __future__ import annotations
 
-from array import array
-
 from octavo.blocks import BlockManager, blocks_for
 from octavo.config import SchedulerConfig
 from octavo.errors import EngineError, MemoryConfigError
@@ -33,6 +31,7 @@ from octavo.scheduler.groups import SampleGroup
 from octavo.scheduler.policies import POLICIES
 from octavo.scheduler.queues import Queues
 from octavo.scheduler.room import RoomMaker
+from octavo.scheduler.speculation import Speculator, num_accepted
 from octavo.scheduler.step import RequestUpdate, StepPlan, StepResult, TokenLogprobs
 
 PromptLogprobs = tuple[tuple[int, TokenLogprobs], ...]
@@ -57,8 +56,11 @@ class Scheduler:
         """Requests of several samples, by the id that their caller knows."""
         self._queues = Queues(POLICIES[config.policy])
         self._room = RoomMaker(blocks, self._queues)
-        self._filler = StepFiller(config, self._queues, blocks, self._room)
+        self._speculator = Speculator(config)
+        self._filler = StepFiller(config, self._queues, blocks, self._room, self._speculator)
         self._step = 0
+        self._scheduled_time = 0.0
+        """When the last step was scheduled."""
 
     @property
     def num_running(self) -> int:
@@ -121,7 +123,7 @@ class Scheduler:
             if group is None or group.forked or not group.live:  # else the others still need the prompt
                 self._end(request, reason, stop_reason, now)
             metrics = request.metrics._replace(finish_time=now)
-            updates.append(RequestUpdate(request_id, index, (), None, (), reason, stop_reason, metrics, error))
+            updates.append(RequestUpdate(request_id, index, (), (), (), reason, stop_reason, metrics, error))
         return updates
 
     def abort(self, request_id: int, *, sample_index: int | None = None, now: float) -> list[RequestUpdate]:
@@ -135,6 +137,7 @@ class Scheduler:
         plan = budget.plan(self._step, self._room.released, self.blocks.copies)
         if plan is not None:
             self._step += 1
+            self._scheduled_time = now
             self._room.released.clear()
         return plan
 
@@ -142,11 +145,15 @@ class Scheduler:
         """Take over what a step computed. Requests that ended since it was scheduled are ignored."""
         assert len(result.token_ids) == sum(plan.sampled), f"{len(result.token_ids)} tokens for {sum(plan.sampled)} sampled ones"
         self.blocks.end_step()
+        self._speculator.observe(plan, now - self._scheduled_time)
         updates: list[RequestUpdate] = []
         requests, tokens, logprobs, prompt_logprobs = self._requests, result.token_ids, result.logprobs, result.prompt_logprobs
-        first, searches = 0, self._queues.searches
-        for request_id, num_scheduled, num_samples in zip(plan.request_ids, plan.num_scheduled, plan.sampled, strict=True):
+        first, end, searches = 0, 0, self._queues.searches
+        drafted = plan.num_drafts or [0] * plan.num_requests
+        columns = zip(plan.request_ids, plan.num_scheduled, plan.sampled, drafted, strict=True)
+        for request_id, num_scheduled, num_samples, num_drafts in columns:
             start, first = first, first + num_samples
+            end += num_scheduled
             prompt = tuple(prompt_logprobs.get(request_id, ())) if prompt_logprobs else ()
             if searches and (search := searches.get(split_id(request_id)[0])) is not None:
                 found = logprobs.get(start) if num_samples else None
@@ -156,11 +163,14 @@ class Scheduler:
             if request is None:
                 continue
             request.num_computed += num_scheduled
-            if num_samples == 1:
-                updates.append(self._append(request, tokens[start], logprobs.get(start), prompt, now))
-            elif num_samples > 1:
-                chosen = [logprobs.get(index) for index in range(start, first)]
-                updates += self._fork(request, tokens[start:first], chosen, prompt, now)
+            chosen = tuple(logprobs[index] for index in range(start, first) if index in logprobs) if logprobs else ()
+            if num_drafts:
+                drafts, sampled = plan.token_ids[end - num_drafts : end], tuple(tokens[start:first])
+                updates.append(self._append(request, sampled[: num_accepted(drafts, sampled) + 1], chosen, prompt, now))
+            elif num_samples == 1:
+                updates.append(self._append(request, (tokens[start],), chosen, prompt, now))
+            elif num_samples:
+                updates += self._fork(request, tuple(tokens[start:first]), chosen, prompt, now)
             elif prompt:
                 updates.append(RequestUpdate(request.group_id, request.sample_index, prompt_logprobs=prompt))
         return updates
@@ -196,31 +206,52 @@ class Scheduler:
 
     # ---------------------------------------------------------------- tokens, forks and ends
 
-    def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None, prompt: PromptLogprobs, now: float) -> RequestUpdate:
-        """Make a sampled token known; it may end the request."""
-        if token < 0:
-            self._end(request, FinishReason.ERROR, None, now)
-            return RequestUpdate(
-                request.group_id, request.sample_index, (), None, prompt, FinishReason.ERROR, None, request.metrics, _no_token()
-            )
-        known = request.token_ids
-        known.append(token)
-        num_output = len(known) - request.prompt_len
-        if num_output == 1:
+    def _append(
+        self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], prompt: PromptLogprobs, now: float
+    ) -> RequestUpdate:
+        """Make sampled tokens known, up to the one that ends the request, if any. What drafts computed behind them is given up."""
+        known, kept, reason = request.token_ids, 0, None
+        before = len(known) - request.prompt_len
+        for token in tokens:
+            if token < 0:
+                reason = FinishReason.ERROR
+                break
+            known.append(token)
+            kept += 1
+            if token in request.stop_ids and before + kept >= request.params.min_tokens:
+                reason = FinishReason.STOP
+                break
+            if before + kept >= request.max_tokens:
+                reason = FinishReason.LENGTH
+                break
+        if before == 0 and kept:
             request.first_token_time = now
-        reason: FinishReason | None = None
-        stop_reason: int | None = None
-        if token in request.stop_ids and num_output >= request.params.min_tokens:
-            reason, stop_reason = FinishReason.STOP, token if token in request.params.stop_token_ids else None
-        elif num_output >= request.max_tokens:
-            reason = FinishReason.LENGTH
+        if request.num_computed >= len(known):
+            request.num_computed = len(known) - 1
+            self.blocks.truncate(request.id, request.num_computed)
         if reason is None:
-            return RequestUpdate(request.group_id, request.sample_index, (token,), logprobs, prompt)
+            return RequestUpdate(request.group_id, request.sample_index, tokens, logprobs[:kept], prompt)
+        return self._last_update(request, tokens[:kept], logprobs[:kept], prompt, reason, now)
+
+    def _last_update(
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        prompt: PromptLogprobs,
+        reason: FinishReason,
+        now: float,
+    ) -> RequestUpdate:
+        """End a request with the tokens just made known."""
+        last = request.token_ids[-1]
+        stop_reason = last if reason is FinishReason.STOP and last in request.params.stop_token_ids else None
         self._end(request, reason, stop_reason, now)
-        return RequestUpdate(request.group_id, request.sample_index, (token,), logprobs, prompt, reason, stop_reason, request.metrics)
+        error = _no_token() if reason is FinishReason.ERROR else None
+        metrics = request.metrics
+        return RequestUpdate(request.group_id, request.sample_index, tokens, logprobs, prompt, reason, stop_reason, metrics, error)
 
     def _fork(
-        self, request: Request, tokens: array[int], logprobs: list[TokenLogprobs | None], prompt: PromptLogprobs, now: float
+        self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], prompt: PromptLogprobs, now: float
     ) -> list[RequestUpdate]:
         """The prompt of a request is computed: from now on each sample, with its first token, is a request of its own."""
         group = self._groups[request.id]
@@ -235,7 +266,7 @@ class Scheduler:
             self._end(request, FinishReason.ABORT, None, now)
         updates = []
         for index, sample in samples.items():
-            updates.append(self._append(sample, tokens[index], logprobs[index], prompt, now))
+            updates.append(self._append(sample, tokens[index : index + 1], logprobs[index : index + 1], prompt, now))
             prompt = ()
         return updates
 
@@ -281,7 +312,7 @@ class Scheduler:
         request = search.request
         self._end(request, reason, stop_reason, now)
         return [
-            RequestUpdate(request.id, index, (), None, (), reason, stop_reason, metrics, error)
+            RequestUpdate(request.id, index, (), (), (), reason, stop_reason, metrics, error)
             for index, metrics in enumerate(search.metrics())
         ]  # fmt: skip
 
@@ -299,6 +330,7 @@ class Scheduler:
             self.blocks.release(part.id, part.num_computed)
         self._room.held = False
         del self._requests[request.id]
+        self._speculator.forget(request.id)
         self._queues.searches.pop(request.id, None)
         if (group := self._groups.get(request.group_id)) is not None:
             group.live.discard(request.sample_index)

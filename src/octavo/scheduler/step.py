@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from operator import add
+from operator import add, sub
 from typing import NamedTuple
 
 from octavo.errors import EngineError
@@ -58,6 +58,12 @@ class StepPlan(NamedTuple):
     request i     computed before     scheduled now            known
     tokens        0 ............. num_computed[i] ...... + num_scheduled[i] <= len
                                   ^ first position          ^ reaches len: sampled[i] >= 1
+
+    Where num_drafts[i] > 0, so many of the scheduled tokens are drafts, which stand behind the last known token and are no tokens of the
+    request until they turn out to be what is sampled. Each scheduled position from the last known token on has a row of logits:
+
+    scheduled     last known    draft 0    draft 1
+    sampled       for draft 0   draft 1    what follows             sampled[i] = num_drafts[i] + 1
     """
 
     step: int
@@ -79,8 +85,8 @@ class StepPlan(NamedTuple):
     new_block_ids: array[int]
     """These blocks, concatenated. Type code 'i'."""
     sampled: array[int]
-    """0 where known tokens are left to compute. Else the number of tokens to sample after the last one: 1, or as many as the
-    request has samples, of sample index 0, 1 ... Type code 'i'."""
+    """0 where known tokens are left to compute. Else the number of tokens to sample: 1 after the last one; or as many as the
+    request has samples, of sample index 0, 1 ...; or one after the last known token and each draft. Type code 'i'."""
     copy_sources: array[int]
     """Blocks to copy before the forward pass (copy-on-write), and ..."""
     copy_targets: array[int]
@@ -88,6 +94,8 @@ class StepPlan(NamedTuple):
     replaced: array[int]
     """1 where the first of the request's new blocks takes the place of the last block in its table, of which it is a copy.
     Type code 'b'."""
+    num_drafts: array[int] = array("i")
+    """How many of the scheduled tokens, the last ones, are drafts. Type code 'i'; empty if there is none."""
     preempted: tuple[Preemption, ...] = ()
     """Why requests gave up blocks in this step; for the engine's events, not for the runner."""
 
@@ -101,8 +109,9 @@ class StepPlan(NamedTuple):
 
     @property
     def num_known(self) -> list[int]:
-        """Tokens computed once the step is done, of each request: where it is sampled, all that are known."""
-        return [*map(add, self.num_computed, self.num_scheduled)]
+        """Tokens computed once the step is done, but for drafts, of each request: where it is sampled, all that are known."""
+        ends = map(add, self.num_computed, self.num_scheduled)
+        return [*map(sub, ends, self.num_drafts)] if self.num_drafts else [*ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +160,9 @@ class RequestUpdate(NamedTuple):
     sample_index: int = 0
     """... which of its samples."""
     token_ids: tuple[int, ...] = ()
-    """New output tokens; the ending stop token is among them."""
-    logprobs: TokenLogprobs | None = None
-    """Of the new token, if asked for."""
+    """New output tokens; the ending stop token is among them. More than one where drafts were accepted, and of a beam."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each new token, if asked for."""
     prompt_logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     """(prompt position, its log-probabilities); after a preemption positions come again, with the same values."""
     finish_reason: FinishReason | None = None

@@ -26,8 +26,10 @@ _GAUGES = (
 )  # fmt: skip
 _COUNTERS = (
     ("steps", "Steps of the engine.", ("num_steps",)),
-    ("tokens_computed", "Tokens that went through the model, again after preemptions included.", ("num_tokens_computed",)),
+    ("tokens_computed", "Tokens that went through the model, again after preemptions included, and drafts.", ("num_tokens_computed",)),
     ("generation_tokens", "Tokens generated.", ("num_tokens_generated",)),
+    ("draft_tokens", "Drafts that went through the model.", ("speculation", "drafted")),
+    ("draft_tokens_accepted", "Drafts that became output.", ("speculation", "accepted")),
     ("preemptions", "Requests that gave up blocks for others.", ("num_preemptions",)),
     ("resumptions", "Preempted requests that went on.", ("num_resumptions",)),
     ("prefix_cache_queries", "Look-ups in the prefix cache.", ("prefix_cache", "queries")),

@@ -56,7 +56,10 @@ def run(engine_config: Any, config: Any, log_level: str = "info") -> None:
             kind = "https" if config.ssl_certfile else "http"
             address, port = listener.getsockname()[:2]
             where = f"[{address}]" if ":" in address else address
-            print(f"serving {', '.join(names)} at {kind}://{where}:{port}/v1; {built.cache.describe()}", flush=True)
+            print(
+                f"serving {', '.join(names)} at {kind}://{where}:{port}/v1; {built.weights.describe()}; {built.cache.describe()}",
+                flush=True,
+            )
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             service.drain()

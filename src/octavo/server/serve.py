@@ -29,7 +29,14 @@ def serve(
     policy: Annotated[str, typer.Option(help="fcfs, or priority: requests with a lower priority number run first.")] = "fcfs",
     enable_prefix_caching: Annotated[bool, typer.Option(help="Keep computed blocks findable for prompts that begin alike.")] = True,
     fork_mode: Annotated[str, typer.Option(help="How samples share their prompt: copy_on_write or recompute.")] = "copy_on_write",
-    dtype: Annotated[str, typer.Option(help="auto (bfloat16), float32 or bfloat16.")] = "auto",
+    speculative_tokens: Annotated[
+        int, typer.Option(help="Most guesses at a request's next tokens that a step checks: faster where text repeats. 0 is off; try 8.")
+    ] = 0,
+    dtype: Annotated[str, typer.Option(help="auto (bfloat16; quantised weights stay so), float32 or bfloat16.")] = "auto",
+    quantize: Annotated[
+        str | None, typer.Option(help="native keeps quantised weights; int8 and int4 quantise (kept on disk for the next start).")
+    ] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
@@ -67,9 +74,16 @@ def serve(
         served_model_names=tuple(served_model_name or ()), cors_origins=tuple(cors_origin or ()), **{name: options[name] for name in names}
     )
     engine = EngineConfig(
-        model=ModelConfig(model, dtype),
-        cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching),
-        scheduler=SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, fork_mode=fork_mode),  # type: ignore[arg-type]
+        model=ModelConfig(model, dtype, quantize),
+        cache=CacheConfig(block_size, kv_memory, num_blocks, enable_prefix_caching, kv_dtype),
+        scheduler=SchedulerConfig(
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            policy,  # type: ignore[arg-type]
+            fork_mode=fork_mode,  # type: ignore[arg-type]
+            speculative_tokens=speculative_tokens,
+        ),
         device=DeviceConfig(device, threads),
         seed=seed,
     )
