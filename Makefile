@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NATIVE := $(wildcard csrc/*) CMakeLists.txt pyproject.toml
 
-.PHONY: run test slow check bench sanitize clean
+.PHONY: run test slow check bench bench-peers sanitize clean
 .DEFAULT_GOAL := run
 
 ## answer a few prompts with the default model; installs the run-time set only
@@ -31,6 +31,10 @@ check: $(VENV)/.test
 ## kernels, offline workloads, overhead; results as tables
 bench: $(VENV)/.test
 	for part in kernels step overhead offline sharing speculation; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+
+## Octavo beside OpenVINO, vLLM and llama.cpp, each in its own environment; ARGS="--repeats 1 --workloads ab" runs a part
+bench-peers: $(VENV)/.test
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 ## the kernels' tests under the address and undefined-behaviour sanitizers
 sanitize: $(VENV)/.test
