@@ -11,8 +11,8 @@ NATIVE := $(wildcard csrc/*) CMakeLists.txt pyproject.toml
 ## answer a few prompts with the default model; installs the run-time set only
 run: $(VENV)/.run
 	$(BIN)/octavo generate --chat --max-tokens 48 \
-	  "What is the capital of France?" "Why is the sky blue?" "Name three primary colours." "Write a haiku about autumn." \
-	  "What is 7 times 8?" "Who wrote Romeo and Juliet?" "Explain gravity to a child." "Translate 'good morning' into Spanish."
+	  "Why is the sky blue?" "What is photosynthesis?" "Name three primary colours." "Write a haiku about autumn." \
+	  "What do bees do?" "Explain gravity to a child." "Give me a tip for better sleep." "Describe a quiet morning by the sea."
 
 ## all tests but the slow ones, after ruff and mypy
 test: $(VENV)/.test check
