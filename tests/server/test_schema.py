@@ -39,6 +39,21 @@ def check(cases: SearchStrategy[schemathesis.Case], seen: Counter[tuple[str, int
     run()
 
 
+def test_streams_are_documented() -> None:
+    bodies = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+        "/v1/responses": {"input": "x"},
+    }
+    with running(tiny_engine()) as server:
+        schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(server.service))
+        for path, body in bodies.items():
+            case = schema[path]["POST"].Case(body=body | {"stream": True}, media_type="application/json")
+            response = case.call()
+            assert response.headers["content-type"][0].startswith("text/event-stream"), response.headers
+            case.validate_response(response, checks=[checks.status_code_conformance, checks.content_type_conformance])
+
+
 def test_every_answer_is_documented() -> None:
     seen: Counter[tuple[str, int]] = Counter()
     with running(tiny_engine()) as server:

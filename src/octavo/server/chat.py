@@ -16,14 +16,14 @@ from octavo.server.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.protocol import ChatMessage, ChatRequest, ContentPart
 from octavo.server.replies import ChatReply
 from octavo.server.service import Prompts, Service
-from octavo.server.sse import EventStream, error_event, event
+from octavo.server.sse import STREAMED, EventStream, error_event, event
 from octavo.server.tools import CallParser, ToolCallText, create_parser, forced_calls, messages_with_tools, wants_tools
 from octavo.text.tokenizer import Tokenizer
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatReply, tags=["chat"])
+@router.post("/v1/chat/completions", response_model=ChatReply, responses=STREAMED, tags=["chat"])
 async def create_chat_completion(body: ChatRequest, request: Request) -> Any:
     """Answer a conversation."""
     service = service_of(request)

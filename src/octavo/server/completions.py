@@ -16,7 +16,7 @@ from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
 from octavo.server.protocol import CompletionRequest
 from octavo.server.replies import CompletionReply
 from octavo.server.service import Prompts, Service
-from octavo.server.sse import EventStream, error_event, event
+from octavo.server.sse import STREAMED, EventStream, error_event, event
 from octavo.text.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -56,7 +56,7 @@ def service_of(request: Request) -> Service:
     return service
 
 
-@router.post("/v1/completions", response_model=CompletionReply, tags=["completions"])
+@router.post("/v1/completions", response_model=CompletionReply, responses=STREAMED, tags=["completions"])
 async def create_completion(body: CompletionRequest, request: Request) -> Any:
     """Complete one prompt or several."""
     service = service_of(request)

@@ -17,12 +17,12 @@ from octavo.server.completions import Usage, json_response, service_of
 from octavo.server.protocol import ResponsesRequest
 from octavo.server.replies import ResponsesReply
 from octavo.server.service import Prompts
-from octavo.server.sse import EventStream, event
+from octavo.server.sse import STREAMED, EventStream, event
 
 router = APIRouter()
 
 
-@router.post("/v1/responses", response_model=ResponsesReply, tags=["responses"])
+@router.post("/v1/responses", response_model=ResponsesReply, responses=STREAMED, tags=["responses"])
 async def create_response(body: ResponsesRequest, request: Request) -> Any:
     """Answer an input."""
     service = service_of(request)

@@ -18,6 +18,8 @@ from octavo.server.service import ClientGoneError, Job
 
 logger = logging.getLogger(__name__)
 
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+"""What a route's description says of answers that may be streamed."""
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
