@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from octavo.kernels.ops import AttentionBatch, Backend, KVCache, KVShape, Program, Size
-from octavo.kernels.reference import attend, round_to_int8
+from octavo.kernels.reference import attend
+from octavo.kernels.reference_storage import round_to_int8
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 KV_DTYPES = ("bfloat16", "float32", "int8")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.kernels.ops import KVShape, Size
-from octavo.kernels.reference import round_to_int8
+from octavo.kernels.reference_storage import round_to_int8
 from tests.helpers.isas import isas, native, needs_native
 
 pytestmark = [
