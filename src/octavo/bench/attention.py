@@ -44,7 +44,9 @@ class AttentionCase:
         sizes = np.zeros(len(Size), np.int32)
         sizes[Size.ROWS], sizes[Size.REQUESTS] = rows, num_requests
         program = backend.program(sizes)
-        program.paged_attention(q, batch, cache, 0, backend.empty(q.shape, dtype), spec.attention_scale)
+        program.paged_attention(
+            q, batch, cache, 0, backend.empty(q.shape, "float32" if dtype == "float32" else "bfloat16"), spec.attention_scale
+        )
         self.run: Callable[[], None] = program.run
         self._kept = cache, batch, q
 
