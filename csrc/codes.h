@@ -22,12 +22,6 @@ namespace octavo::OCTAVO_ISA {
 OCTAVO_INLINE constexpr bool takes_8_bits(Codes c) { return c == Codes::octets || c == Codes::table; }
 OCTAVO_INLINE constexpr int max_code(Codes c) { return takes_8_bits(c) ? 255 : c == Codes::bytes ? 63 : 15; }
 
-OCTAVO_INLINE int32_t load_four(const int8_t* x) {
-  int32_t four;
-  std::memcpy(&four, x, sizeof four);
-  return four;
-}
-
 #if defined(__AVX512F__)
 
 struct Codes64 {
@@ -221,7 +215,7 @@ OCTAVO_INLINE void dot(const Factors (&w)[PANELS][kSteps], int first, const int8
   for (CodeSum& sum : sums) sum.v = _mm512_set1_epi32(start);
   OCTAVO_UNROLL
   for (int j = 0; j < kCount; j++) {
-    const __m512i four = _mm512_set1_epi32(load_four(x + 4 * j));
+    const __m512i four = _mm512_set1_epi32(static_cast<int32_t>(load_word(x + 4 * j)));
     for (int p = 0; p < PANELS; p++) sums[p].v = _mm512_dpbusd_epi32(sums[p].v, w[p][first + j].v, four);  // chains that take turns
   }
 }
@@ -259,7 +253,7 @@ OCTAVO_INLINE Vector dot_part(const Vector (&w)[kCount], const int8_t* x, int32_
     Vector pairs = {};
     OCTAVO_UNROLL
     for (int i = j; i < j + kAtOnce; i++) {
-      const Vector four = set1_i32(load_four(x + 4 * i));
+      const Vector four = set1_i32(static_cast<int32_t>(load_word(x + 4 * i)));
       const Vector product = takes_8_bits(kCodes) ? multiply_signed_pairs(w[i], four) : multiply_pairs(w[i], four);
       pairs = i == j ? product : add_i16(pairs, product);
     }
@@ -298,7 +292,7 @@ OCTAVO_INLINE CodeSum dot_panel(const Factors* w, const int8_t* x, int32_t start
   CodeSum sum;
   OCTAVO_EACH sum.v[i] = vdupq_n_s32(start);
   for (int j = 0; j < kCount; j++) {
-    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(load_four(x + 4 * j)));
+    const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(static_cast<int32_t>(load_word(x + 4 * j))));
     OCTAVO_EACH sum.v[i] = add_products(sum.v[i], vreinterpretq_s8_u8(w[j].v[i]), four);
   }
   return sum;

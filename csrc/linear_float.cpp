@@ -32,11 +32,7 @@ struct Bf16 {
   using Vector = B32;
   static constexpr int kStep = 2, kParts = 1;
   OCTAVO_INLINE Vector weights(const uint16_t* p, int) { return load_pairs(p); }
-  OCTAVO_INLINE Vector input(const uint16_t* p, int) {
-    uint32_t pair;
-    std::memcpy(&pair, p, sizeof pair);
-    return set1_pair(pair);
-  }
+  OCTAVO_INLINE Vector input(const uint16_t* p, int) { return set1_pair(load_word(p)); }
   OCTAVO_INLINE Vector last_input(const uint16_t* p) { return set1_pair(*p); }
   OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return dot_pairs(acc, x, w); }
 };

@@ -32,6 +32,13 @@
 
 namespace octavo::OCTAVO_ISA {
 
+// Four bytes at any address, as they lie.
+OCTAVO_INLINE uint32_t load_word(const void* p) {
+  uint32_t word;
+  std::memcpy(&word, p, sizeof word);
+  return word;
+}
+
 OCTAVO_INLINE float bf16_to_float(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
 // Round to nearest even; NaN stays NaN.
