@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"models", "kernels", "errors"},
     "runner": {"runner", "models", "kernels", "scheduler.step", "request", "config", "errors"},
     "text": {"text", "errors"},
-    "server": {"server", "engine", "text", "request", "config", "errors"},
+    "server": {"server", "cli_options", "engine", "text", "request", "config", "errors"},
     "planner": {
         "planner",
         "engine.core",

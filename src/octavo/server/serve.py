@@ -9,6 +9,24 @@ from typing import Annotated
 
 import typer
 
+from octavo.cli_options import (
+    BlockSize,
+    Device,
+    Dtype,
+    ForkMode,
+    KVDtype,
+    KVMemory,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    NumBlocks,
+    PrefixCaching,
+    Quantize,
+    Seed,
+    SpeculativeTokens,
+    Threads,
+)
+
 
 def serve(
     model: Annotated[
@@ -18,28 +36,22 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[list[str] | None, typer.Option(help="Name for clients; may be given several times.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OCTAVO_API_KEY", help="Key that clients must send.")] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Bytes for the KV cache, such as 1GiB. Default: a quarter of what is available, at most.")
-    ] = None,
-    num_blocks: Annotated[int | None, typer.Option(help="Number of KV blocks, instead of --kv-memory.")] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens per KV block: a power of two from 1 to 256.")] = 16,
-    max_model_len: Annotated[int | None, typer.Option(help="Most tokens of one request, prompt and output together.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
+    kv_memory: KVMemory = None,
+    num_blocks: NumBlocks = None,
+    block_size: BlockSize = 16,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 512,
     policy: Annotated[str, typer.Option(help="fcfs, or priority: requests with a lower priority number run first.")] = "fcfs",
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Keep computed blocks findable for prompts that begin alike.")] = True,
-    fork_mode: Annotated[str, typer.Option(help="How samples share their prompt: copy_on_write or recompute.")] = "copy_on_write",
-    speculative_tokens: Annotated[
-        int, typer.Option(help="Most guesses at a request's next tokens that a step checks: faster where text repeats. 0 is off; try 8.")
-    ] = 0,
-    dtype: Annotated[str, typer.Option(help="auto (bfloat16; quantised weights stay so), float32 or bfloat16.")] = "auto",
-    quantize: Annotated[
-        str | None, typer.Option(help="native keeps quantised weights; int8 and int4 quantise (kept on disk for the next start).")
-    ] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Of keys and values: auto (as --dtype), float32, bfloat16 or int8.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: the physical cores this process may use.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, or reference (NumPy: slow, the definition).")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0,
+    enable_prefix_caching: PrefixCaching = True,
+    fork_mode: ForkMode = "copy_on_write",
+    speculative_tokens: SpeculativeTokens = 0,
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    kv_dtype: KVDtype = "auto",
+    threads: Threads = None,
+    device: Device = "auto",
+    seed: Seed = 0,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Origin whose pages may call from a browser; '*' is all.")] = None,
     max_body_size: Annotated[str, typer.Option(help="Most bytes of a request's body.")] = "8MiB",
     max_prompts: Annotated[int, typer.Option(help="Most prompts in one call.")] = 256,
@@ -81,7 +93,7 @@ def serve(
             max_num_batched_tokens,
             max_model_len,
             policy,  # type: ignore[arg-type]
-            fork_mode=fork_mode,  # type: ignore[arg-type]
+            fork_mode=fork_mode,
             speculative_tokens=speculative_tokens,
         ),
         device=DeviceConfig(device, threads),
