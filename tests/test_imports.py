@@ -18,6 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "request": {"config", "errors"},
     "splitmix": set(),
+    "user_cache": set(),
+    "cli_options": {"llm"},
     "limits": {"request", "config", "errors", "splitmix"},
     "blocks": {"errors", "blocks"},
     "scheduler": {"request", "blocks", "config", "errors", "scheduler"},
@@ -33,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "models.spec": {"errors"},
     "models.architectures": {"errors", "models.spec"},
     "models.weight_formats": {"errors", "models.spec"},
-    "models": {"models", "kernels", "errors"},
+    "models": {"models", "kernels", "user_cache", "errors"},
     "runner": {"runner", "models", "kernels", "scheduler.step", "request", "config", "errors"},
     "text": {"text", "errors"},
     "server": {"server", "cli_options", "engine", "text", "request", "config", "errors"},
@@ -49,13 +51,14 @@ ALLOWED: dict[str, set[str]] = {
         "models.weight_formats",
         "request",
         "limits",
+        "user_cache",
         "config",
         "errors",
     },
     "llm": {"engine", "text", "request", "config", "errors"},
 }
-NO_ARRAYS = ("errors", "config", "request", "splitmix", "limits", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics", "engine.memory",
-             "models.spec", "models.architectures", "models.weight_formats", "text", "planner")  # fmt: skip
+NO_ARRAYS = ("errors", "config", "request", "splitmix", "user_cache", "limits", "blocks", "scheduler", "engine.core", "engine.events", "engine.metrics",
+             "engine.memory", "models.spec", "models.architectures", "models.weight_formats", "text", "planner")  # fmt: skip
 MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
 
 

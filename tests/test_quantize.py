@@ -24,12 +24,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprob
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def floats(tmp_path: Path) -> str:
     tiny.write("untied", tmp_path / "model", **SIZES)
     tiny.write_tokenizer(tmp_path / "model")

@@ -30,6 +30,7 @@ from benchmarks.peers.process import execute, output_of
 from benchmarks.peers.report import COLUMNS, load_workloads, markdown
 from benchmarks.peers.results import Record, failures
 from benchmarks.peers.workshop import CannotPrepare, Workshop
+from octavo.bench.kernels import processor
 
 ENGINES: dict[str, Callable[[Workshop], Engine]] = {
     "octavo": lambda shop: Octavo(shop, "Octavo"),
@@ -47,7 +48,7 @@ class Results:
     def __init__(self, folder: Path, precisions: list[str], repeats: int) -> None:
         self._folder = folder
         self.document: dict[str, Any] = {
-            "machine": f"{cpu_name()}, {os.cpu_count()} cores, {platform.system()}",
+            "machine": f"{processor()}, {os.cpu_count()} cores, {platform.system()}",
             "date": time.strftime("%Y-%m-%d"),
             "precisions": precisions,
             "repeats": repeats,
@@ -62,12 +63,6 @@ class Results:
         text = markdown(self.document, load_workloads())
         (self._folder / "results.md").write_text(text)
         return text
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0] if names else platform.processor()
 
 
 def prepared(engines: list[Engine], precisions: list[str], workloads: str, results: Results) -> Iterator[tuple[str, Engine]]:

@@ -14,9 +14,10 @@ from octavo.engine.memory import available_memory, cgroup_limit, format_bytes
 from octavo.errors import OctavoError
 from octavo.kernels.backends import describe
 from octavo.models.locate import locate
-from octavo.models.quantised_cache import cache_directory, cache_size
+from octavo.models.quantised_cache import cache_size
 from octavo.models.weight_formats import choose_formats
 from octavo.models.weights import open_checkpoint
+from octavo.user_cache import cache_directory
 
 
 def diagnose() -> dict[str, Any]:

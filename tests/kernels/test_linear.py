@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from octavo.kernels.ops import Array, Backend, LinearWeight, Size, TensorSource
+from octavo.kernels.ops import Array, Size, TensorSource
 from tests.helpers.isas import isas, native, needs_native
+from tests.helpers.products import multiply
 
 pytestmark = needs_native
 
@@ -26,15 +27,6 @@ def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 def source(values: Array, name: str = "w") -> TensorSource:
     data = np.ascontiguousarray(values, np.float32)
     return TensorSource(name, data.shape, "F32", data.reshape(-1).view(np.uint8))
-
-
-def multiply(backend: Backend, x: Array, weight: LinearWeight) -> Array:
-    sizes = np.full(len(Size), len(x), np.int32)
-    out = np.full((len(x), weight.out_features), np.nan, np.float32)
-    program = backend.program(sizes)
-    program.linear(x, weight, out)
-    program.run()
-    return out
 
 
 @every_isa

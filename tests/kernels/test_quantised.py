@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from octavo.kernels.dequantize import FORMATS, dequantize, is_quantised
-from octavo.kernels.ops import Array, Backend, LinearWeight, Size, TensorSource
+from octavo.kernels.ops import Array, Size, TensorSource
 from octavo.kernels.reference import ReferenceBackend
 from tests.helpers.isas import isas, native, needs_native
+from tests.helpers.products import multiply
 from tests.helpers.quantised import random_source
 
 pytestmark = needs_native
@@ -27,15 +28,6 @@ def inputs(rows: int, columns: int, seed: int = 0) -> Array:
     x[chance.random(x.shape) < 0.02] *= 30
     x[chance.random(x.shape) < 0.1] = 0
     return np.asarray(x, np.float32)
-
-
-def multiply(backend: Backend, x: Array, weight: LinearWeight) -> Array:
-    sizes = np.full(len(Size), len(x), np.int32)
-    out = np.full((len(x), weight.out_features), np.nan, np.float32)
-    program = backend.program(sizes)
-    program.linear(x, weight, out)
-    program.run()
-    return out
 
 
 def tolerance(x: Array, weight: Any) -> Array:

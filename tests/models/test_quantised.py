@@ -16,18 +16,13 @@ from octavo.kernels.ops import Backend
 from octavo.kernels.quantize import quantize as definition
 from octavo.models import quantised_cache
 from octavo.models.quantised import Quantised, quantize
-from octavo.models.quantised_cache import cache_directory, cache_size
+from octavo.models.quantised_cache import cache_size
 from octavo.models.weights import Checkpoint, open_checkpoint
+from octavo.user_cache import cache_directory
 from tests.models import tiny
 
 pytest.importorskip("transformers")
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

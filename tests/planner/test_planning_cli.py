@@ -52,7 +52,7 @@ def test_simulate_a_trace_with_two_schemes(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_the_model_is_found_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     assert "published figures of A100-40GB" in run("simulate", "-m", "smollm2-135m", "--num-requests", "20").output
     PROFILE.save(profile_path("smollm2-135m"))
     assert read_profile(profile_path("smollm2-135m")) == PROFILE

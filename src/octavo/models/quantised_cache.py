@@ -23,25 +23,15 @@ from octavo.kernels.ops import TensorSource
 from octavo.kernels.quantize import VERSION
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_writer import TensorInfo, gguf_header, padded
+from octavo.user_cache import cache_directory
 
 _SOURCE, _SUMS = "octavo.source", "octavo.crc32"
 
 
-def cache_directory() -> Path:
-    """$OCTAVO_CACHE, or octavo in $XDG_CACHE_HOME or ~/.cache. Raises ``OSError`` where there is no home either."""
-    if chosen := os.environ.get("OCTAVO_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "octavo"
-    except RuntimeError as error:
-        raise FileNotFoundError(f"{error}; set OCTAVO_CACHE to a directory") from error
-
-
 def cache_size() -> int:
-    """Bytes of all files in the cache."""
+    """Bytes of all quantised weights in the cache."""
     try:
-        return sum(path.stat().st_size for path in cache_directory().iterdir())
+        return sum(path.stat().st_size for path in cache_directory().glob("*.gguf"))
     except OSError:
         return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from octavo.errors import ConfigError
 from octavo.planner.latency_model import LinearLatency
+from octavo.user_cache import cache_directory
 
 
 class AttentionTime(NamedTuple):
@@ -65,14 +65,16 @@ class Profile:
 
 
 def profile_path(model: str, weights: str = "auto") -> Path:
-    """Where the profile of a model is kept: a file named after it under ``~/.cache/octavo/profiles`` (or ``$XDG_CACHE_HOME``)."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "octavo" / "profiles" / f"{Path(model).name.lower()}-{weights}.json"
+    """Where the profile of a model is kept: a file named after it in the folder ``profiles`` of ``user_cache.cache_directory``."""
+    return cache_directory() / "profiles" / f"{Path(model).name.lower()}-{weights}.json"
 
 
 def find_profile(model: str, weights: str = "auto") -> Path | None:
     """The file of a model's profile, if it was measured here."""
-    path = profile_path(model, weights)
+    try:
+        path = profile_path(model, weights)
+    except OSError:  # there is no place for one
+        return None
     return path if path.is_file() else None
 
 
