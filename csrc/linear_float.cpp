@@ -36,30 +36,31 @@ struct Bf16 {
   OCTAVO_INLINE Vector last_input(const uint16_t* p) { return set1_pair(*p); }
   OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return dot_pairs(acc, x, w); }
 };
-#else
-struct Bf16 {
-  using Weight = uint16_t;
+#endif
+
+// One input at a time, as a float, spread over a vector.
+struct FloatInputs {
   using Input = float;
   using Vector = F16;
-  static constexpr int kStep = 2, kParts = 2;
-  OCTAVO_INLINE Vector weights(const uint16_t* p, int part) {
-    return part == 0 ? first_as_float(load_pairs(p)) : second_as_float(load_pairs(p));
-  }
   OCTAVO_INLINE Vector input(const float* p, int part) { return set1(p[part]); }
   OCTAVO_INLINE Vector last_input(const float* p) { return set1(*p); }
   OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return fmadd(x, w, acc); }
 };
+
+#if !defined(__AVX512BF16__)
+struct Bf16 : FloatInputs {
+  using Weight = uint16_t;
+  static constexpr int kStep = 2, kParts = 2;
+  OCTAVO_INLINE Vector weights(const uint16_t* p, int part) {
+    return part == 0 ? first_as_float(load_pairs(p)) : second_as_float(load_pairs(p));
+  }
+};
 #endif
 
-struct Float {
+struct Float : FloatInputs {
   using Weight = float;
-  using Input = float;
-  using Vector = F16;
   static constexpr int kStep = 1, kParts = 1;
   OCTAVO_INLINE Vector weights(const float* p, int) { return load(p); }
-  OCTAVO_INLINE Vector input(const float* p, int) { return set1(*p); }
-  OCTAVO_INLINE Vector last_input(const float* p) { return set1(*p); }
-  OCTAVO_INLINE F16 multiply(F16 acc, Vector x, Vector w) { return fmadd(x, w, acc); }
 };
 
 // Some rows of x, as a tile reads them.

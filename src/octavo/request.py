@@ -289,10 +289,6 @@ class Request:
         return len(self.token_ids) - self.prompt_len
 
     @property
-    def output_token_ids(self) -> array[int]:
-        return self.token_ids[self.prompt_len :]
-
-    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 

@@ -171,11 +171,6 @@ class AsyncEngine:
         return await asyncio.wrap_future(self._call(self.text.core.stats))
 
     @property
-    def num_live(self) -> int:
-        """Requests that have not ended."""
-        return len(self._listeners)
-
-    @property
     def stalled_for(self) -> float:
         """Seconds since the present step began; 0 if the engine is idle, infinite once its thread has ended."""
         since = self._busy_since
