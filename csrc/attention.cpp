@@ -9,6 +9,7 @@
 #include "attention_states.h"
 #include "attention_tile.h"
 #include "kernels.h"
+#include "kv_ahead.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -348,6 +349,8 @@ void run_units(const AttentionArgs& a, Pool& pool) {
 }  // namespace
 
 void paged_attention(const AttentionArgs& a, Pool& pool) {
+  if (a.ahead != nullptr)
+    for (int32_t thread = 0; thread < a.ahead->num_threads; thread++) a.ahead->cursors[thread] = {thread, nullptr, 0};
   if (a.cache->dtype == Dtype::bf16) run_units<uint16_t>(a, pool);
   else if (a.cache->dtype == Dtype::int8) run_units<int8_t>(a, pool);
   else run_units<float>(a, pool);

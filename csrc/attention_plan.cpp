@@ -67,6 +67,7 @@ class Cutter {
       if (a.rows.request != b.rows.request) return a.rows.request < b.rows.request;
       return a.rows.row_begin != b.rows.row_begin ? a.rows.row_begin < b.rows.row_begin : a.chunk_begin < b.chunk_begin;
     });
+    list_blocks();
   }
 
  private:
@@ -192,6 +193,33 @@ class Cutter {
     plan_.units[plan_.num_units++] = {rows, begin, end, kept, cost(rows.num_rows, end - begin)};
   }
 
+  // The blocks that are read, in the order of the units: those of a pass once, those of a request with its first rows.
+  void list_blocks() {
+    plan_.num_read = 0;
+    for (int32_t i = 0, before = -1; i < plan_.num_passes; i++) {
+      const int32_t request = plan_.pieces[plan_.passes[i].piece_begin].request, first = *table_of(request);
+      if (first != before) list_keys(request, 0, int64_t{plan_.passes[i].num_tiles} * kTile);  // a large group has several passes
+      before = first;
+    }
+    for (int32_t i = 0; i < plan_.num_units && plan_.num_read < kMaxRead; i++) {
+      const AttentionUnit& unit = plan_.units[i];
+      if (unit.rows.row_begin > 0) continue;
+      const int32_t request = unit.rows.request, pass = plan_.shared_rows[request].pass;
+      const int64_t shared = pass < 0 ? 0 : int64_t{plan_.passes[pass].num_tiles} * kTile;
+      const int64_t keys = batch_.positions[batch_.query_starts[request + 1] - 1] + 1;
+      list_keys(request, std::max(shared, int64_t{unit.chunk_begin} * kChunk), std::min(keys, int64_t{unit.chunk_end} * kChunk));
+    }
+  }
+
+  const int32_t* table_of(int32_t request) const { return batch_.block_tables + batch_.table_rows[request] * batch_.table_stride; }
+
+  // The blocks of keys [begin, end); `begin` is a multiple of a tile, so with larger blocks the one that it lies in has been listed.
+  void list_keys(int32_t request, int64_t begin, int64_t end) {
+    const int32_t* table = table_of(request);
+    const int64_t size = plan_.shape.block_size;
+    for (int64_t block = (begin + size - 1) / size; block * size < end && plan_.num_read < kMaxRead; block++) plan_.read[plan_.num_read++] = table[block];
+  }
+
   const AttentionBatch& batch_;
   AttentionPlan& plan_;
   int64_t share_ = 1;
@@ -212,6 +240,7 @@ AttentionPlan* make_attention_plan(const AttentionShape& s) {
   plan->units = new AttentionUnit[static_cast<size_t>(plan->max_units)];
   plan->merges = new AttentionMerge[static_cast<size_t>(plan->max_units)];
   plan->shared_rows = new SharedRows[requests];
+  plan->read = new int32_t[kMaxRead];
   if (max_shared_tokens(s) > 0) {
     plan->passes = new SharedPass[requests];
     plan->shared_units = new SharedUnit[static_cast<size_t>(plan->max_units)];
@@ -229,6 +258,7 @@ void free_attention_plan(AttentionPlan* plan) {
   delete[] plan->pieces;
   delete[] plan->shared_units;
   delete[] plan->passes;
+  delete[] plan->read;
   delete[] plan->shared_rows;
   delete[] plan->merges;
   delete[] plan->units;
@@ -238,7 +268,7 @@ void free_attention_plan(AttentionPlan* plan) {
 int64_t attention_plan_bytes(const AttentionShape& s) {
   int64_t requests = sizeof(SharedRows) + sizeof(SharedPass) + sizeof(RowBlock) + sizeof(PrefixMember) + sizeof(PrefixGroup);
   int64_t units = sizeof(AttentionUnit) + sizeof(AttentionMerge) + sizeof(SharedUnit);
-  return static_cast<int64_t>(sizeof(AttentionPlan)) + s.max_requests * requests + count_units(s) * units + workspace_bytes(s);
+  return static_cast<int64_t>(sizeof(AttentionPlan) + kMaxRead * sizeof(int32_t)) + s.max_requests * requests + count_units(s) * units + workspace_bytes(s);
 }
 
 void cut_attention(const AttentionBatch& batch, AttentionPlan& plan) { Cutter(batch, plan).run(); }

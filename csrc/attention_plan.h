@@ -23,6 +23,7 @@ namespace octavo {
 class PrefixGroups;
 
 inline constexpr int kMaxUnitRows = 64;
+inline constexpr int32_t kMaxRead = 4096;  // blocks that a plan lists
 
 // What a plan is made for; its memory is a function of this alone.
 struct AttentionShape {
@@ -104,6 +105,8 @@ struct AttentionPlan {
   SharedUnit* shared_units;
   RowBlock* pieces;        // the requests of all passes
   SharedRows* shared_rows;  // of each request
+  int32_t num_read;    // blocks that full attention reads, each once, in the order in which units begin; the first kMaxRead of them
+  int32_t* read;
   PrefixGroups* groups;
   float* states;         // [num_kv_heads][states_stride]
   int64_t states_stride;  // floats of one KV head's workspace, and ...

@@ -175,7 +175,7 @@ void embed(Program& p, Address token_ids, const PackedMatrix& table, Address out
 }
 
 void linear(Program& p, Address x, int64_t x_stride, const PackedMatrix& weight, Address out, int64_t out_stride, Address count) {
-  p.record(p.kernels().linear, {at<void>(x), x_stride, &weight, at<float>(out), out_stride, at<int32_t>(count)});
+  p.record(p.kernels().linear, {at<void>(x), x_stride, &weight, at<float>(out), out_stride, at<int32_t>(count), nullptr});
 }
 
 void rms_norm(Program& p, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight, Address out,
@@ -215,8 +215,8 @@ void paged_attention(Program& p, Address q, int64_t q_stride, const AttentionBat
                      int32_t max_requests, int32_t max_rows) {
   AttentionPlan* plan = p.plan_for(batch, {max_requests, max_rows, num_heads, cache.num_kv_heads, cache.head_dim, p.num_threads(),
                                            cache.block_size, p.share_prefix()});
-  p.record(p.kernels().paged_attention, {at<float>(q), q_stride, &batch, plan, &cache, layer, at<void>(out), out_stride,
-                                         dtype_of(out_bf16), num_heads, scale, window, softcap});
+  p.record_attention(p.kernels().paged_attention, {at<float>(q), q_stride, &batch, plan, &cache, layer, at<void>(out), out_stride,
+                                         dtype_of(out_bf16), num_heads, scale, window, softcap, nullptr});
 }
 
 // Addresses and sizes in the order of SampleArgs; per-thread scratch comes from native.py.
@@ -247,6 +247,7 @@ void bind_program(nb::module_& m) {
       .def("run", &Program::run, nb::call_guard<nb::gil_scoped_release>())
       .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_shared_rows", &Program::num_shared_rows)
+      .def_prop_ro("read_blocks", &Program::read_blocks)
       .def("__len__", &Program::size);
 }
 

@@ -66,6 +66,8 @@ struct EmbedArgs {
   const int32_t* count;
 };
 
+struct KVAhead;  // what to ask for while multiplying; kv_ahead.h
+
 struct LinearArgs {
   const void* x;  // bf16 where the matrix is, else float
   int64_t x_stride;
@@ -73,6 +75,7 @@ struct LinearArgs {
   float* out;
   int64_t out_stride;
   const int32_t* count;
+  KVAhead* ahead;  // null: nothing but the weights
 };
 
 struct NormArgs {
@@ -180,6 +183,7 @@ struct AttentionArgs {
   float scale;
   int32_t window;  // 0: none
   float softcap;   // 0: none
+  KVAhead* ahead;  // of this layer: what products asked for; null: nothing
 };
 
 // Mirrors SAMPLE_ROW of ops.py.

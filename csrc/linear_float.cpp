@@ -100,7 +100,7 @@ OCTAVO_INLINE void multiply_step(F16 (&acc)[ROWS][PANELS], const typename P::Inp
 
 template <class P, int ROWS, int PANELS>
 static void multiply_tile(const typename P::Input* x, int64_t x_stride, const typename P::Weight* w, int64_t panel_size, int64_t in,
-                          Ahead ahead, const Output& o) {
+                          Ahead ahead, Ahead kv, const Output& o) {
   F16 acc[ROWS][PANELS];
   OCTAVO_UNROLL
   for (int r = 0; r < ROWS; r++)
@@ -110,6 +110,8 @@ static void multiply_tile(const typename P::Input* x, int64_t x_stride, const ty
   for (; k + P::kStep <= in; k += P::kStep) {
     OCTAVO_UNROLL
     for (int p = 0; p < PANELS; p++, ahead.next += ahead.stride) __builtin_prefetch(ahead.next, 0, 2);
+    __builtin_prefetch(kv.next, 0, 2);
+    kv.next += kv.stride;
     multiply_step<P, false>(acc, x + k, x_stride, w + k * kPanel, panel_size);
   }
   if (k < in) multiply_step<P, true>(acc, x + k, x_stride, w + k * kPanel, panel_size);
@@ -118,15 +120,16 @@ static void multiply_tile(const typename P::Input* x, int64_t x_stride, const ty
 
 // The tile with as many rows as there are, at most ROWS.
 template <class P, int PANELS, int ROWS>
-OCTAVO_INLINE void multiply_rows(const Rows<P>& rows, const typename P::Weight* w, int64_t panel_size, int64_t in, Ahead ahead,
+OCTAVO_INLINE void multiply_rows(const Rows<P>& rows, const typename P::Weight* w, int64_t panel_size, int64_t in, Ahead ahead, Ahead kv,
                                  const Output& o) {
-  if (rows.count >= ROWS) return multiply_tile<P, ROWS, PANELS>(rows.x, rows.stride, w, panel_size, in, ahead, o);
-  if constexpr (ROWS > 1) multiply_rows<P, PANELS, ROWS - 1>(rows, w, panel_size, in, ahead, o);
+  if (rows.count >= ROWS) return multiply_tile<P, ROWS, PANELS>(rows.x, rows.stride, w, panel_size, in, ahead, kv, o);
+  if constexpr (ROWS > 1) multiply_rows<P, PANELS, ROWS - 1>(rows, w, panel_size, in, ahead, kv, o);
 }
 
 // Some panels and all rows of a unit. The weights at `next` are asked for meanwhile, spread over the rows.
 template <class P, int PANELS>
-static void multiply_panels(const PackedMatrix& m, const Rows<P>& rows, const char* weights, const char* next, Output o) {
+static void multiply_panels(const LinearArgs& a, const Rows<P>& rows, const char* weights, const char* next, int thread, Output o) {
+  const PackedMatrix& m = *a.weight;
   const auto* w = reinterpret_cast<const typename P::Weight*>(weights);
   constexpr int64_t line = P::kStep * kPanel * sizeof *w;
   const int64_t size = panel_bytes(m.format, m.in_features) / static_cast<int64_t>(sizeof *w);
@@ -134,7 +137,7 @@ static void multiply_panels(const PackedMatrix& m, const Rows<P>& rows, const ch
   Ahead ahead{next, ceil_div(line, num_tiles)};
   for (int64_t r = 0; r < rows.count; r += tile, o.out += tile * o.stride) {
     Rows<P> some{rows.x + r * rows.stride, rows.stride, least(tile, rows.count - r)};
-    multiply_rows<P, PANELS, kMaxRows>(some, w, size, m.in_features, ahead, o);
+    multiply_rows<P, PANELS, kMaxRows>(some, w, size, m.in_features, ahead, kv_lines(a.ahead, thread, m.in_features / P::kStep, weights), o);
     ahead.next += ahead.stride * PANELS * (m.in_features / P::kStep);
   }
 }
@@ -161,7 +164,7 @@ static void multiply(const LinearArgs& a, Pool& pool) {
   for_units(pool, cut, [&](const Unit& unit, int thread) {
     const Rows<P> x = load_rows<P>(a, unit.row, unit.count, pool, thread);
     for_panels<kPanels>(a, unit, [&]<int PANELS>(const char* w, const char* ahead, const Output& o) {
-      multiply_panels<P, PANELS>(*a.weight, x, w, ahead, o);
+      multiply_panels<P, PANELS>(a, x, w, ahead, thread, o);
     });
   });
 }

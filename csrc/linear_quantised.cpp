@@ -110,7 +110,8 @@ struct WeightGroup {
 
 // Some panels and all rows of a unit; x: [in/32][rows].
 template <Form kForm, int PANELS>
-static void multiply_panels(const char* w, int64_t in, const InputGroup* x, int64_t rows, const char* next, const Output& o) {
+static void multiply_panels(const LinearArgs& a, const char* w, const InputGroup* x, int64_t rows, const char* next, int thread, const Output& o) {
+  const int64_t in = a.weight->in_features;
   using Weights = WeightGroup<kForm, PANELS>;
   const Sections at = sections(kForm, in);
   alignas(64) float sums[kGroupRows][PANELS][kPanel];
@@ -119,7 +120,11 @@ static void multiply_panels(const char* w, int64_t in, const InputGroup* x, int6
   for (int64_t k = 0; k < in; k += kGroup) {
     for (int64_t line = 0; line < lines; line++, next += 64) __builtin_prefetch(next, 0, 2);
     const Weights weights = Weights::unpack(w, at, in, k);
-    for (int64_t r = 0; r < rows; r++, x++) Weights::multiply(weights, *x, sums[r]);
+    Ahead kv = kv_lines(a.ahead, thread, rows, w);
+    for (int64_t r = 0; r < rows; r++, x++, kv.next += kv.stride) {
+      __builtin_prefetch(kv.next, 0, 2);
+      Weights::multiply(weights, *x, sums[r]);
+    }
   }
   for (int64_t r = 0; r < rows; r++)
     for (int p = 0; p < PANELS; p++) store_sums(load(sums[r][p]), o, r, p * kPanel);
@@ -144,9 +149,9 @@ static void multiply(const LinearArgs& a, Pool& pool) {
   const int64_t in = a.weight->in_features;
   const Cut cut = cut_product(a, 1, kPanels, pool.num_threads());
   const InputGroup* x = quantise_rows(a, kFormats[kFormat], cut, pool);
-  for_units(pool, cut, [&](const Unit& unit, int) {
+  for_units(pool, cut, [&](const Unit& unit, int thread) {
     for_panels<kPanels>(a, unit, [&]<int PANELS>(const char* w, const char* ahead, const Output& o) {
-      multiply_panels<form, PANELS>(w, in, x + unit.row * (in / kGroup), unit.count, ahead, o);
+      multiply_panels<form, PANELS>(a, w, x + unit.row * (in / kGroup), unit.count, ahead, thread, o);
     });
   });
 }

@@ -1,6 +1,8 @@
 // What products of all packed formats share: how work is cut into units, which memory is asked for early, how outputs are stored.
 #pragma once
 #include "kernels.h"
+#include "kv_ahead.h"
+#include "kv_layout.h"
 #include "packed.h"
 #include "parallel.h"
 #include "simd.h"
@@ -19,6 +21,24 @@ struct Ahead {
   const char* next;
   int64_t stride;
 };
+
+// A thread's way through the keys and values to come: some lines, spread over `steps` steps; at most one every other step, since with
+// more of them under way the weights would wait. Where there are none left, a line that is cached anyway.
+OCTAVO_INLINE Ahead kv_lines(KVAhead* kv, int thread, int64_t steps, const char* cached) {
+  if (kv == nullptr) return {cached, 0};
+  KVCursor& cursor = kv->cursors[thread];
+  if (cursor.lines == 0) {
+    if (cursor.next >= least(kv->plan->num_read, kMostAheadBytes / kv->cache->block_bytes)) return {cached, 0};
+    cursor.at = keys_of(*kv->cache, kv->layer, kv->plan->read[cursor.next], 0);
+    cursor.lines = ceil_div(kv->cache->block_bytes, 64);
+    cursor.next += kv->num_threads;
+  }
+  const int64_t lines = least(cursor.lines, ceil_div(steps, 2));
+  const Ahead ahead{cursor.at, lines * 64 / steps};
+  cursor.at += lines * 64;
+  cursor.lines -= lines;
+  return ahead;
+}
 
 // Where a tile's outputs go: `width` columns from `out` on, of which the last panel may be partly filled.
 struct Output {

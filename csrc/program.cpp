@@ -5,7 +5,22 @@
 namespace octavo {
 
 Program::~Program() {
+  for (auto& ahead : ahead_) delete[] ahead->cursors;
   for (auto& [key, plan] : plans_) free_attention_plan(plan);
+}
+
+void Program::record_attention(void (*op)(const AttentionArgs&, Pool&), AttentionArgs args) {
+  auto first = nodes_.end();
+  while (first != nodes_.begin() && !std::holds_alternative<Node<AttentionArgs>>(*(first - 1))) --first;
+  if (first != nodes_.begin() && args.window == 0) {
+    auto* cursors = new KVCursor[static_cast<size_t>(num_threads())]{};
+    for (int thread = 0; thread < num_threads(); thread++) cursors[thread].next = INT32_MAX;  // until the first step has been
+    ahead_.emplace_back(new KVAhead{args.plan, args.cache, args.layer, num_threads(), cursors});
+    args.ahead = ahead_.back().get();
+    for (; first != nodes_.end(); ++first)
+      if (auto* product = std::get_if<Node<LinearArgs>>(&*first)) product->args.ahead = args.ahead;
+  }
+  record(op, args);
 }
 
 AttentionPlan* Program::plan_for(const AttentionBatch& batch, const AttentionShape& shape) {
@@ -15,6 +30,12 @@ AttentionPlan* Program::plan_for(const AttentionBatch& batch, const AttentionSha
     nodes_.push_back(PlanNode{&batch, entry->second});
   }
   return entry->second;
+}
+
+std::vector<int32_t> Program::read_blocks() const {
+  std::vector<int32_t> blocks;
+  for (auto& [key, plan] : plans_) blocks.insert(blocks.end(), plan->read, plan->read + plan->num_read);
+  return blocks;
 }
 
 int64_t Program::num_shared_rows() const {

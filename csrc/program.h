@@ -1,6 +1,7 @@
 // A step, recorded once: ops with their arguments by value. Running it is one call, whatever the step's shape.
 #pragma once
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
@@ -8,6 +9,7 @@
 
 #include "attention_plan.h"
 #include "kernels.h"
+#include "kv_ahead.h"
 #include "pool.h"
 #include "step_layout.h"
 
@@ -26,6 +28,9 @@ class Program {
     nodes_.push_back(Node<Args>{op, args});
   }
 
+  // Full attention after other attention: the products in between ask for its keys and values.
+  void record_attention(void (*op)(const AttentionArgs&, Pool&), AttentionArgs args);
+
   // The plan of a batch, one for all layers of a shape: its first use records the node that makes it anew in each step.
   AttentionPlan* plan_for(const AttentionBatch& batch, const AttentionShape& shape);
 
@@ -41,6 +46,9 @@ class Program {
 
   // Rows of attention, per KV head, that went through shared passes in the last run.
   int64_t num_shared_rows() const;
+
+  // The blocks that products ask for before attention reads them, in the last run.
+  std::vector<int32_t> read_blocks() const;
 
  private:
   template <class Args>
@@ -67,6 +75,7 @@ class Program {
   Pool& pool_;
   bool share_prefix_;
   std::vector<AnyNode> nodes_;
+  std::vector<std::unique_ptr<KVAhead>> ahead_;
   std::map<std::pair<const AttentionBatch*, AttentionShape>, AttentionPlan*> plans_;
 };
 

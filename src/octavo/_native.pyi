@@ -57,6 +57,8 @@ class StepColumns:
 class Program:
     def __init__(self, kernels: Kernels, pool: Pool, share_prefix: bool) -> None: ...
     @property
+    def read_blocks(self) -> list[int]: ...
+    @property
     def num_shared_rows(self) -> int:
         """Rows of attention, per KV head, that went through shared passes in the last run."""
     def lay_out_rows(

@@ -117,7 +117,7 @@ struct Side {
   Floats linear(const PackedMatrix& m, const void* x, int32_t rows) {
     count = rows;
     Floats out(rows * m.out_features);
-    run(k.linear, LinearArgs{x, m.in_features, &m, out.data(), m.out_features, &count});
+    run(k.linear, LinearArgs{x, m.in_features, &m, out.data(), m.out_features, &count, nullptr});
     return out;
   }
 
@@ -268,7 +268,7 @@ struct Attention {
     cut_attention(batch, *plan);
     int64_t stride = heads * head_dim;
     float scale = 1 / std::sqrt(float(head_dim));
-    side.run(side.k.paged_attention, AttentionArgs{q.data(), stride, &batch, plan, &kv, 0, out.data(), stride, Dtype::f32, heads, scale, window, softcap});
+    side.run(side.k.paged_attention, AttentionArgs{q.data(), stride, &batch, plan, &kv, 0, out.data(), stride, Dtype::f32, heads, scale, window, softcap, nullptr});
     free_attention_plan(plan);
     return out;
   }

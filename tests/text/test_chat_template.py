@@ -70,8 +70,10 @@ def test_sandbox(source: str) -> None:
 
 
 def test_broken_template() -> None:
-    with pytest.raises(ModelLoadError, match="not usable"):
-        ChatTemplate("{% for %}")
+    broken = ChatTemplate("{% for %}")
+    for use in (broken.compile, lambda: broken.render(MESSAGES)):
+        with pytest.raises(ModelLoadError, match="not usable"):
+            use()
 
 
 @pytest.mark.parametrize(

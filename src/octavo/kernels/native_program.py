@@ -47,6 +47,11 @@ class NativeProgram:
         """Rows of attention, per KV head, that read keys together with other requests' rows in the last run."""
         return self._program.num_shared_rows
 
+    @property
+    def read_blocks(self) -> list[int]:
+        """The blocks that attention read in the last run, in order; products ask for them beforehand."""
+        return self._program.read_blocks
+
     def profile(self) -> dict[str, float]:
         """Run once; the seconds that each kind of op took in all."""
         return self._program.profile()

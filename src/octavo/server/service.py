@@ -54,6 +54,8 @@ class Service:
         self.observer = Observer()
         self.created = int(time.time())
         template = engine.text.chat_template
+        if template is not None:
+            template.compile()
         self.template = None if template is None else TemplateWorker(template)
         self.tool_parser = detect_parser(template) if config.tool_parser == "auto" else config.tool_parser
         self.draining = False

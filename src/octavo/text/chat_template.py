@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidRequestError, ModelLoadError
 from octavo.text.tokenizer import read_tokenizer_config
+
+if TYPE_CHECKING:
+    import jinja2
 
 MAX_OUTPUT = 16 * 2**20
 """Most characters of a rendered prompt."""
@@ -22,18 +26,25 @@ _MAX_PRODUCT = 2**20
 
 
 class ChatTemplate:
-    """A compiled chat template."""
+    """A chat template, compiled when it is first needed: who completes text does not wait for it."""
 
     def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
-        """Compile ``source``; raises ``ModelLoadError`` if it is not a Jinja template."""
-        from jinja2 import TemplateError
-
         self.source = source
         self.tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+
+    @cached_property
+    def compiled(self) -> jinja2.Template:
+        """Raises ``ModelLoadError`` where the source is not a Jinja template."""
+        from jinja2 import TemplateError
+
         try:
-            self._template = _environment().from_string(source)
+            return _environment().from_string(self.source)
         except (TemplateError, RecursionError) as error:
             raise ModelLoadError(f"the model's chat template is not usable: {error}") from error
+
+    def compile(self) -> None:
+        """Do it now, for a server that had better not start than fail at its first conversation; raises as ``compiled``."""
+        self.compiled  # noqa: B018
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], bos_token: str | None, eos_token: str | None) -> ChatTemplate | None:
@@ -57,13 +68,13 @@ class ChatTemplate:
         """Return the prompt, special tokens included: encode it with ``add_special_tokens=False``.
 
         ``messages`` are objects with a role and content, as in OpenAI's API; ``variables`` reach the template too (tools, ...).
-        Raises ``InvalidRequestError`` for messages that are not of that form, or that the template refuses.
+        Raises ``InvalidRequestError`` for messages that are not of that form, or that the template refuses, ``ModelLoadError`` as ``compiled`` does.
         """
-        checked = check_messages(messages)
+        template, checked = self.compiled, check_messages(messages)
         given = {"tools": None, "documents": None} | self.tokens | {name: _plain(value) for name, value in variables.items()}
         parts, size = [], 0
         try:
-            for part in self._template.generate(messages=checked, add_generation_prompt=add_generation_prompt, **given):
+            for part in template.generate(messages=checked, add_generation_prompt=add_generation_prompt, **given):
                 size += len(part)
                 if size > MAX_OUTPUT:
                     raise InvalidRequestError(f"it makes more than {MAX_OUTPUT} characters of them")
@@ -110,7 +121,7 @@ def _plain(value: Any) -> Any:
     raise InvalidRequestError(f"a chat message can hold text, numbers, lists and objects, not {type(value).__name__}")
 
 
-def _environment() -> Any:
+def _environment() -> jinja2.Environment:
     """What transformers gives to templates: block trimming, loop controls, tojson without HTML escapes, two functions."""
     from jinja2 import pass_context
     from jinja2.ext import loopcontrols

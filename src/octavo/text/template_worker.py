@@ -116,6 +116,7 @@ def main() -> None:
     """The worker: a template, then conversations, line by line."""
     setup = json.loads(sys.stdin.buffer.readline())
     template = ChatTemplate(setup["source"], setup["tokens"]["bos_token"], setup["tokens"]["eos_token"])
+    template.compile()
     _limit_memory()
     _reply({"ready": True})
     for line in sys.stdin.buffer:
