@@ -19,7 +19,9 @@ MOST = 4096
 """kMaxRead of attention_plan.h."""
 
 
-def read_blocks(lengths: tuple[int, ...], scheduled: tuple[int, ...], block_size: int, threads: int = 1, shared: int = 0) -> tuple[list[int], list[int]]:
+def read_blocks(
+    lengths: tuple[int, ...], scheduled: tuple[int, ...], block_size: int, threads: int = 1, shared: int = 0
+) -> tuple[list[int], list[int]]:
     """What the last step listed, and what its requests' tables hold; the first ``shared`` keys of all requests are the same."""
     native = NativeBackend(threads=threads)
     case = replace(CASE, lengths=lengths)
