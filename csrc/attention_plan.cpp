@@ -193,17 +193,14 @@ class Cutter {
     plan_.units[plan_.num_units++] = {rows, begin, end, kept, cost(rows.num_rows, end - begin)};
   }
 
-  // The blocks that are read, in the order of the units: those of a pass once, those of a request with its first rows.
+  // What products ask for before layers without a window read it. Blocks that units find in common, outside passes, are listed by the first.
   void list_blocks() {
-    plan_.num_read = 0;
-    for (int32_t i = 0, before = -1; i < plan_.num_passes; i++) {
-      const int32_t request = plan_.pieces[plan_.passes[i].piece_begin].request, first = *table_of(request);
-      if (first != before) list_keys(request, 0, int64_t{plan_.passes[i].num_tiles} * kTile);  // a large group has several passes
-      before = first;
-    }
-    for (int32_t i = 0; i < plan_.num_units && plan_.num_read < kMaxRead; i++) {
+    plan_.num_blocks_ahead = 0;
+    plan_.marks->step++;
+    for (int32_t i = 0; i < plan_.num_passes; i++)
+      list_keys(plan_.pieces[plan_.passes[i].piece_begin].request, 0, int64_t{plan_.passes[i].num_tiles} * kTile);
+    for (int32_t i = 0; i < plan_.num_units; i++) {
       const AttentionUnit& unit = plan_.units[i];
-      if (unit.rows.row_begin > 0) continue;
       const int32_t request = unit.rows.request, pass = plan_.shared_rows[request].pass;
       const int64_t shared = pass < 0 ? 0 : int64_t{plan_.passes[pass].num_tiles} * kTile;
       const int64_t keys = batch_.positions[batch_.query_starts[request + 1] - 1] + 1;
@@ -211,13 +208,11 @@ class Cutter {
     }
   }
 
-  const int32_t* table_of(int32_t request) const { return batch_.block_tables + batch_.table_rows[request] * batch_.table_stride; }
-
-  // The blocks of keys [begin, end); `begin` is a multiple of a tile, so with larger blocks the one that it lies in has been listed.
   void list_keys(int32_t request, int64_t begin, int64_t end) {
-    const int32_t* table = table_of(request);
+    const int32_t* table = batch_.block_tables + batch_.table_rows[request] * batch_.table_stride;
     const int64_t size = plan_.shape.block_size;
-    for (int64_t block = (begin + size - 1) / size; block * size < end && plan_.num_read < kMaxRead; block++) plan_.read[plan_.num_read++] = table[block];
+    for (int64_t block = begin / size; block * size < end && plan_.num_blocks_ahead < kMaxBlocksAhead; block++)
+      if (plan_.marks->add(table[block])) plan_.blocks_ahead[plan_.num_blocks_ahead++] = table[block];
   }
 
   const AttentionBatch& batch_;
@@ -240,7 +235,8 @@ AttentionPlan* make_attention_plan(const AttentionShape& s) {
   plan->units = new AttentionUnit[static_cast<size_t>(plan->max_units)];
   plan->merges = new AttentionMerge[static_cast<size_t>(plan->max_units)];
   plan->shared_rows = new SharedRows[requests];
-  plan->read = new int32_t[kMaxRead];
+  plan->blocks_ahead = new int32_t[kMaxBlocksAhead];
+  plan->marks = new BlockMarks{};
   if (max_shared_tokens(s) > 0) {
     plan->passes = new SharedPass[requests];
     plan->shared_units = new SharedUnit[static_cast<size_t>(plan->max_units)];
@@ -258,7 +254,8 @@ void free_attention_plan(AttentionPlan* plan) {
   delete[] plan->pieces;
   delete[] plan->shared_units;
   delete[] plan->passes;
-  delete[] plan->read;
+  delete plan->marks;
+  delete[] plan->blocks_ahead;
   delete[] plan->shared_rows;
   delete[] plan->merges;
   delete[] plan->units;
@@ -268,7 +265,8 @@ void free_attention_plan(AttentionPlan* plan) {
 int64_t attention_plan_bytes(const AttentionShape& s) {
   int64_t requests = sizeof(SharedRows) + sizeof(SharedPass) + sizeof(RowBlock) + sizeof(PrefixMember) + sizeof(PrefixGroup);
   int64_t units = sizeof(AttentionUnit) + sizeof(AttentionMerge) + sizeof(SharedUnit);
-  return static_cast<int64_t>(sizeof(AttentionPlan) + kMaxRead * sizeof(int32_t)) + s.max_requests * requests + count_units(s) * units + workspace_bytes(s);
+  int64_t ahead = sizeof(BlockMarks) + kMaxBlocksAhead * sizeof(int32_t);
+  return static_cast<int64_t>(sizeof(AttentionPlan)) + ahead + s.max_requests * requests + count_units(s) * units + workspace_bytes(s);
 }
 
 void cut_attention(const AttentionBatch& batch, AttentionPlan& plan) { Cutter(batch, plan).run(); }

@@ -23,7 +23,7 @@ namespace octavo {
 class PrefixGroups;
 
 inline constexpr int kMaxUnitRows = 64;
-inline constexpr int32_t kMaxRead = 4096;  // blocks that a plan lists
+inline constexpr int32_t kMaxBlocksAhead = 4096;  // that a plan lists for products to ask for
 
 // What a plan is made for; its memory is a function of this alone.
 struct AttentionShape {
@@ -90,6 +90,24 @@ struct AttentionMerge {
   int64_t states;
 };
 
+// Which blocks a step's list has: a table of twice its length, found by a block's lowest bits.
+struct BlockMarks {
+  static constexpr int32_t kSize = 2 * kMaxBlocksAhead;
+  int64_t step;
+  int64_t steps[kSize];  // in which an entry was taken
+  int32_t blocks[kSize];
+
+  // Whether the block was not there yet.
+  bool add(int32_t block) {
+    int32_t at = block % kSize;
+    for (; steps[at] == step; at = (at + 1) % kSize)
+      if (blocks[at] == block) return false;
+    steps[at] = step;
+    blocks[at] = block;
+    return true;
+  }
+};
+
 struct AttentionPlan {
   AttentionShape shape;
   int32_t group;       // query heads of a KV head
@@ -105,8 +123,9 @@ struct AttentionPlan {
   SharedUnit* shared_units;
   RowBlock* pieces;        // the requests of all passes
   SharedRows* shared_rows;  // of each request
-  int32_t num_read;    // blocks that full attention reads, each once, in the order in which units begin; the first kMaxRead of them
-  int32_t* read;
+  int32_t num_blocks_ahead;  // what layers without a window read, each block once: of passes, then of units in their order; the first kMaxBlocksAhead
+  int32_t* blocks_ahead;
+  BlockMarks* marks;
   PrefixGroups* groups;
   float* states;         // [num_kv_heads][states_stride]
   int64_t states_stride;  // floats of one KV head's workspace, and ...

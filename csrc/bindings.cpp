@@ -247,7 +247,7 @@ void bind_program(nb::module_& m) {
       .def("run", &Program::run, nb::call_guard<nb::gil_scoped_release>())
       .def("profile", &Program::profile, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_shared_rows", &Program::num_shared_rows)
-      .def_prop_ro("read_blocks", &Program::read_blocks)
+      .def_prop_ro("blocks_ahead", &Program::blocks_ahead)
       .def("__len__", &Program::size);
 }
 

@@ -137,7 +137,7 @@ static void multiply_panels(const LinearArgs& a, const Rows<P>& rows, const char
   Ahead ahead{next, ceil_div(line, num_tiles)};
   for (int64_t r = 0; r < rows.count; r += tile, o.out += tile * o.stride) {
     Rows<P> some{rows.x + r * rows.stride, rows.stride, least(tile, rows.count - r)};
-    multiply_rows<P, PANELS, kMaxRows>(some, w, size, m.in_features, ahead, kv_lines(a.ahead, thread, m.in_features / P::kStep, weights), o);
+    multiply_rows<P, PANELS, kMaxRows>(some, w, size, m.in_features, ahead, next_lines(a, thread, m.in_features / P::kStep, weights), o);
     ahead.next += ahead.stride * PANELS * (m.in_features / P::kStep);
   }
 }

@@ -120,7 +120,7 @@ static void multiply_panels(const LinearArgs& a, const char* w, const InputGroup
   for (int64_t k = 0; k < in; k += kGroup) {
     for (int64_t line = 0; line < lines; line++, next += 64) __builtin_prefetch(next, 0, 2);
     const Weights weights = Weights::unpack(w, at, in, k);
-    Ahead kv = kv_lines(a.ahead, thread, rows, w);
+    Ahead kv = next_lines(a, thread, rows, w);
     for (int64_t r = 0; r < rows; r++, x++, kv.next += kv.stride) {
       __builtin_prefetch(kv.next, 0, 2);
       Weights::multiply(weights, *x, sums[r]);

@@ -22,19 +22,20 @@ struct Ahead {
   int64_t stride;
 };
 
-// A thread's way through the keys and values to come: some lines, spread over `steps` steps; at most one every other step, since with
-// more of them under way the weights would wait. Where there are none left, a line that is cached anyway.
-OCTAVO_INLINE Ahead kv_lines(KVAhead* kv, int thread, int64_t steps, const char* cached) {
-  if (kv == nullptr) return {cached, 0};
-  KVCursor& cursor = kv->cursors[thread];
+// A thread's way through the keys and values to come: the next lines of one block, spread over `steps` steps; at most one every other step,
+// since with more of them under way the weights would wait. Where there are none left, a line that is cached anyway.
+OCTAVO_INLINE Ahead next_lines(const LinearArgs& a, int thread, int64_t steps, const char* cached) {
+  if (a.ahead == nullptr || *a.count < kFewestAheadRows || steps < 2) return {cached, 0};
+  const KVAhead& kv = *a.ahead;
+  KVCursor& cursor = kv.cursors[thread];
   if (cursor.lines == 0) {
-    if (cursor.next >= least(kv->plan->num_read, kMostAheadBytes / kv->cache->block_bytes)) return {cached, 0};
-    cursor.at = keys_of(*kv->cache, kv->layer, kv->plan->read[cursor.next], 0);
-    cursor.lines = ceil_div(kv->cache->block_bytes, 64);
-    cursor.next += kv->num_threads;
+    if (cursor.next >= least(kv.plan->num_blocks_ahead, kMostAheadBytes / kv.cache->block_bytes)) return {cached, 0};
+    cursor.at = keys_of(*kv.cache, kv.layer, kv.plan->blocks_ahead[cursor.next], 0);
+    cursor.lines = ceil_div(kv.cache->block_bytes, 64);
+    cursor.next += kv.num_threads;
   }
-  const int64_t lines = least(cursor.lines, ceil_div(steps, 2));
-  const Ahead ahead{cursor.at, lines * 64 / steps};
+  const int64_t lines = least(cursor.lines, steps / 2);
+  const Ahead ahead{cursor.at, ceil_div(lines * 64, steps)};
   cursor.at += lines * 64;
   cursor.lines -= lines;
   return ahead;

@@ -32,9 +32,9 @@ AttentionPlan* Program::plan_for(const AttentionBatch& batch, const AttentionSha
   return entry->second;
 }
 
-std::vector<int32_t> Program::read_blocks() const {
+std::vector<int32_t> Program::blocks_ahead() const {
   std::vector<int32_t> blocks;
-  for (auto& [key, plan] : plans_) blocks.insert(blocks.end(), plan->read, plan->read + plan->num_read);
+  for (auto& [key, plan] : plans_) blocks.insert(blocks.end(), plan->blocks_ahead, plan->blocks_ahead + plan->num_blocks_ahead);
   return blocks;
 }
 

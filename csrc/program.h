@@ -47,8 +47,8 @@ class Program {
   // Rows of attention, per KV head, that went through shared passes in the last run.
   int64_t num_shared_rows() const;
 
-  // The blocks that products ask for before attention reads them, in the last run.
-  std::vector<int32_t> read_blocks() const;
+  // The blocks that the last run's plans listed for products to ask for.
+  std::vector<int32_t> blocks_ahead() const;
 
  private:
   template <class Args>

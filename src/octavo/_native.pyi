@@ -57,7 +57,8 @@ class StepColumns:
 class Program:
     def __init__(self, kernels: Kernels, pool: Pool, share_prefix: bool) -> None: ...
     @property
-    def read_blocks(self) -> list[int]: ...
+    def blocks_ahead(self) -> list[int]:
+        """The blocks that the last run's plans listed for products to ask for."""
     @property
     def num_shared_rows(self) -> int:
         """Rows of attention, per KV head, that went through shared passes in the last run."""

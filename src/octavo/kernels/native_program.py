@@ -48,9 +48,9 @@ class NativeProgram:
         return self._program.num_shared_rows
 
     @property
-    def read_blocks(self) -> list[int]:
-        """The blocks that attention read in the last run, in order; products ask for them beforehand."""
-        return self._program.read_blocks
+    def blocks_ahead(self) -> list[int]:
+        """The blocks that the last run listed for products to ask for before attention reads them."""
+        return self._program.blocks_ahead
 
     def profile(self) -> dict[str, float]:
         """Run once; the seconds that each kind of op took in all."""
