@@ -144,7 +144,7 @@ def some_of(legal: Iterable[str]) -> Callable[[str], list[str]]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=some_of(ENGINES), default="octavo,openvino,vllm,llama.cpp", help=f"some of {','.join(ENGINES)}")
+    parser.add_argument("--peers", type=some_of(ENGINES), default=",".join(ENGINES), help=f"some of {','.join(ENGINES)}")
     parser.add_argument("--workloads", default="abcdeqs", help="a to e; q: A at 0.5B; s: time per step beside vLLM's scheduler")
     parser.add_argument("--precisions", type=some_of(COLUMNS), default=",".join(COLUMNS), help=f"some of {','.join(COLUMNS)}")
     parser.add_argument("--repeats", type=int, default=3)

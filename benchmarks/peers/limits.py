@@ -6,6 +6,7 @@ So a limit is a little below what any engine can reach.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,17 @@ def seconds(work: Work, shape: Shape, precision: str, ceilings: Mapping[str, flo
 def weight_bytes(shape: Shape, precision: str) -> float:
     layers, head = BITS[precision]
     return (shape.layer_weights * layers + shape.head_weights * head) / 8
+
+
+def first_tokens(requests: Sequence[Request], rate: float, shape: Shape, precision: str, ceilings: Mapping[str, float]) -> list[float]:
+    """Least seconds to each first token where requests arrive as the load client sends them, ``rate`` a second, and prompts are all there is."""
+    chance, arrival, free = random.Random(0), 0.0, 0.0
+    waits = []
+    for request in requests:
+        arrival += chance.expovariate(rate)
+        free = max(free, arrival) + seconds(prompt_work([request]), shape, precision, ceilings)
+        waits.append(free - arrival)
+    return waits
 
 
 def wall(requests: Sequence[Request], shape: Shape, precision: str, ceilings: Mapping[str, float]) -> float:

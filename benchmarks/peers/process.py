@@ -55,7 +55,7 @@ def output_of(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Iterato
     """Run a process and give the results that it prints, each as soon as it is there."""
     with log.open("w") as file:
         process = subprocess.Popen(
-            argv, env=_environment(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
+            argv, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
         )
         timer = threading.Timer(TIMEOUT_S, _stop, [process])
         timer.start()
@@ -69,11 +69,6 @@ def output_of(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Iterato
         finally:
             timer.cancel()
             _stop(process)
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Ours, but modules may be kept compiled: an installation has them so, and a start would be that of the compiler."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | dict(env)
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

@@ -65,6 +65,14 @@ def test_a_single_stream_reads_the_weights_once_per_token() -> None:
     assert rates["int4"] == pytest.approx(50e9 / (106_168_320 * 4.5 / 8 + 28_311_552))
 
 
+def test_first_tokens_wait_for_the_prompts_before_them() -> None:
+    requests = [{"prompt": [i] * 1000, "max_tokens": 5} for i in range(4)]
+    service = limits.seconds(limits.prompt_work(requests[:1]), TINY, "bf16", CEILINGS)
+    rare, at_once = (limits.first_tokens(requests, rate, TINY, "bf16", CEILINGS) for rate in (1e-6, 1e12))
+    assert rare == pytest.approx([service] * 4)
+    assert at_once == pytest.approx([service, 2 * service, 3 * service, 4 * service])
+
+
 def test_a_prompt_ends_before_its_output_begins_but_many_requests_overlap() -> None:
     one = [{"prompt": [1] * 50_000, "max_tokens": 50}]
     alone, apart = limits.wall(one, TINY, "bf16", CEILINGS), [limits.prompt_work(one), limits.decode_work(one)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -31,6 +32,7 @@ class Octavo:
 
     def install(self) -> None:
         self._environment = self._shop.environment("octavo", ["--constraint", str(ROOT / "constraints.txt"), str(ROOT)])
+        compileall.compile_dir(ROOT / "src", quiet=1)  # as an installation is: a start is not the compiler's
 
     def version(self) -> str:
         return version("octavo")
