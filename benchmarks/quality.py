@@ -1,6 +1,6 @@
 """What quantised weights cost in quality: log-probabilities of real text beside float32 ``transformers`` on the same file's weights.
 
-    python benchmarks/quality.py [--model NAME] [--tokens N] [--formats bf16,native,int8,int4] [--llama-perplexity PATH] [--blurred]
+    python benchmarks/quality.py [--model NAME ...] [--tokens N] [--formats bf16,native,int8,int4] [--llama-perplexity PATH] [--blurred]
 
 The text is the prose of the Python language reference that every Python brings along (``pydoc_data.topics``), cut into prompts of 512 tokens.
 The oracle dequantises the file to float32, so a difference is what a format adds: rounded weights, rounded inputs of products, other sums.
@@ -157,7 +157,7 @@ def llama_perplexity(binary: Path, model: Path, num_windows: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--model", nargs="+", default=["smollm2-135m"])
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--threads", type=int, default=None)
@@ -165,15 +165,16 @@ def main() -> None:
     parser.add_argument("--blurred", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = locate(args.model)
-        if args.blurred:
-            blur(path, Path(folder))
-            path = Path(folder)
-        measure(path, args)
+        for name in args.model:
+            path = locate(name)
+            if args.blurred:
+                blur(path, Path(folder))
+                path = Path(folder)
+            measure(name, path, args)
 
 
-def measure(path: Path, args: argparse.Namespace) -> None:
-    """Print the table."""
+def measure(model: str, path: Path, args: argparse.Namespace) -> None:
+    """Print the table of one model."""
     from common import show
 
     rows: list[list[object]] = []
@@ -191,7 +192,7 @@ def measure(path: Path, args: argparse.Namespace) -> None:
     rows.append(["transformers", "float32", "", "", "", f"{expected.perplexity:.3f}", f"{expected.second_half():.3f}"])
     if args.llama_perplexity is not None:
         rows.append(["llama.cpp", "the file's", "", "", "", "", f"{llama_perplexity(args.llama_perplexity, path, len(prompts)):.3f}"])
-    title = f"{args.model}{' blurred' if args.blurred else ''}, {len(prompts)} x {WINDOW} tokens of pydoc_data.topics of Python {platform.python_version()}"
+    title = f"{model}{' blurred' if args.blurred else ''}, {len(prompts)} x {WINDOW} tokens of pydoc_data.topics of Python {platform.python_version()}"
     show(title, ["", "weights", "mean |d logprob|", "p99", "top-1 as oracle", "perplexity", "of second halves"], rows)
 
 

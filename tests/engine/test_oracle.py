@@ -29,11 +29,24 @@ from octavo.request import Request, SamplingParams
 from octavo.runner.model_runner import ModelRunner
 from octavo.scheduler.step import FinishedBeam
 from tests.helpers.drafts import AnyDrafts, draft_with
-from tests.helpers.random_model import TINY, quantised, random_checkpoint, with_window
+from tests.helpers.random_model import TINY, quantised, random_checkpoint, super_quantised, with_window
 
 MAX_MODEL_LEN = 640
-FORMATS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("quantised", "bfloat16"), ("quantised", "int8")]
+FORMATS = [
+    ("float32", "float32"),
+    ("float32", "int8"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "int8"),
+    ("quantised", "bfloat16"),
+    ("quantised", "int8"),
+    ("super_quantised", "float32"),
+]
 """Of weights and of the KV cache."""
+QUANTISED = {
+    "quantised": (replace(TINY, hidden_size=64, ffn_size=96), quantised),
+    "super_quantised": (replace(TINY, hidden_size=256, ffn_size=256, num_heads=8), super_quantised),
+}
+"""Models whose rows are made of whole blocks, and what quantises them."""
 formats = pytest.mark.parametrize(("format", "kv_dtype"), FORMATS)
 native_only = pytest.mark.skipif(not describe()["native"], reason="the native module is not built")
 
@@ -47,12 +60,10 @@ def decoder_for(kind: str, format: str, threads: int, window: int, shared_prefix
         from octavo.kernels.native import NativeBackend
 
         backend = NativeBackend(threads, None if kind == "native" else kind, shared_prefix)
-    tiny = replace(TINY, hidden_size=64, ffn_size=96) if format == "quantised" else TINY
+    tiny, quantise = QUANTISED.get(format, (TINY, lambda checkpoint: checkpoint))
     spec = with_window(tiny, window) if window else tiny
-    checkpoint = random_checkpoint(spec)
-    if format == "quantised":
-        checkpoint = quantised(checkpoint)
-    formats = choose_formats(spec, checkpoint.formats(), "auto" if format == "quantised" else format, None).formats
+    checkpoint = quantise(random_checkpoint(spec))
+    formats = choose_formats(spec, checkpoint.formats(), "auto" if format in QUANTISED else format, None).formats
     return Decoder(spec, pack_weights(checkpoint, backend, formats, MAX_MODEL_LEN)), backend
 
 

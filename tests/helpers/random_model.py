@@ -11,6 +11,7 @@ import numpy as np
 from octavo.kernels.ops import TensorSource
 from octavo.models.spec import DecoderSpec, RotarySpec
 from octavo.models.weights import Checkpoint, Generation, expected_shapes
+from tests.helpers.quantised import random_source
 
 TINY = DecoderSpec(
     architecture="LlamaForCausalLM", num_layers=2, hidden_size=48, num_heads=6, num_kv_heads=2, head_dim=32, ffn_size=80,
@@ -44,6 +45,22 @@ def quantised(checkpoint: Checkpoint) -> Checkpoint:
         values = source.data.view(np.float32).reshape(source.shape)
         data = gguf.quantize(values, gguf.GGMLQuantizationType[format])
         return TensorSource(name, source.shape, format, np.ascontiguousarray(data).reshape(-1))
+
+    return replace(checkpoint, _find=cache(find))
+
+
+SUPER_FORMATS = {"q": "Q3_K", "k": "Q4_K", "v": "Q4_K", "o": "IQ4_XS", "gate": "Q2_K", "up": "Q5_K", "down": "Q6_K", "embed": "IQ4_NL"}
+
+
+def super_quantised(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with matrices of random codes in the formats that no library writes; rows must be multiples of 256."""
+
+    def find(name: str) -> TensorSource:
+        source, format = checkpoint.tensor(name), SUPER_FORMATS.get(name.rpartition(".")[2])
+        if format is None:
+            return source
+        rows, columns = source.shape
+        return replace(random_source(format, rows, columns, seed=len(name)), name=name)
 
     return replace(checkpoint, _find=cache(find))
 

@@ -81,4 +81,5 @@ class LlamaCpp:
         tools = Path(sys.executable).parent
         build = str(target / "build")
         run(str(tools / "cmake"), "-S", str(sources), "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", *FLAGS)
-        run(str(tools / "cmake"), "--build", build, "-j", str(os.cpu_count()), "--target", "llama-server", "llama-quantize")
+        targets = "llama-server", "llama-quantize", "llama-perplexity"  # the last for benchmarks/quality.py
+        run(str(tools / "cmake"), "--build", build, "-j", str(os.cpu_count()), "--target", *targets)
