@@ -1,9 +1,8 @@
-"""``octavo plan`` and ``octavo simulate``. Each imports what it needs when it runs."""
+"""``octavo plan``, and how it and ``octavo simulate`` find models, memory and times. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,12 +26,6 @@ ProfileFile = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="Of the weights: auto, bfloat16, float32, or fp8 and int8 on other machines.")]
 Quantize = Annotated[str | None, typer.Option(help="native, int8 or int4, as the engine would be started with.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(plan)
-    app.command()(simulate)
 
 
 def plan(
@@ -81,7 +74,7 @@ def plan(
     lengths = [Lengths(r.prompt_len, r.output_len) for r in _trace(trace)] if trace else [Lengths(prompt_len, output_len)]
     found = plan_memory(
         planned,
-        _memory(memory, gpu),
+        find_memory(memory, gpu),
         CacheConfig(block_size, kv_memory, num_blocks),
         SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
         dtype=dtype,
@@ -90,118 +83,13 @@ def plan(
         lengths=lengths,
         tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
     )
-    load = load_for(planned, found, lengths, rate, _device(gpu, profile, model, quantize or dtype)) if rate is not None else None
+    load = load_for(planned, found, lengths, rate, find_device(gpu, profile, model, quantize or dtype)) if rate is not None else None
     if as_json:
         print(json.dumps(found.as_dict() | {"load": load and load.as_dict()}, indent=1))
     else:
         print(describe_plan(planned, found, lengths, load))
     if not found.settings:
         raise typer.Exit(1)
-
-
-def simulate(
-    workload: Annotated[
-        str, typer.Argument(help="chat, code, rag, agent, document, enterprise or classify; ignored with --trace.")
-    ] = "chat",
-    trace: Trace = None,
-    paper: Annotated[bool, typer.Option("--paper", help="The memory study of the PagedAttention paper, beside its figures.")] = False,
-    num_requests: Annotated[int, typer.Option(help="Requests to draw, or to take from the trace.")] = 500,
-    rate: Annotated[float | None, typer.Option(help="Requests a second, instead of the workload's own.")] = None,
-    speed: Annotated[float, typer.Option(help="How many times faster a trace is played.")] = 1.0,
-    n: Annotated[int | None, typer.Option("--n", help="Samples of each request, which share its prompt.")] = None,
-    beam_width: Annotated[int | None, typer.Option(help="Decode each request by a beam search of this width.")] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="As in octavo plan.")] = "llama-3.1-8b",
-    gpu: Annotated[
-        str | None, typer.Option(help="A device by name: its memory and published speed. Default without a profile: A100-40GB.")
-    ] = None,
-    profile: ProfileFile = None,
-    memory: Memory = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Bytes for keys and values, instead of what the device has left; several, comma-separated.")
-    ] = None,
-    scheme: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated: paged, maximum, power_of_two, oracle, growing, each alone or with +static for static batching; or all."
-        ),
-    ] = "paged",
-    block_size: Annotated[str, typer.Option(help="Tokens per block; several, comma-separated, or sweep for 1 to 256.")] = "16",
-    placement: Annotated[str, typer.Option(help="Of contiguous regions: first_fit or buddy.")] = "first_fit",
-    prefix_caching: Annotated[bool, typer.Option(help="Find the beginnings of prompts in the cache.")] = True,
-    max_model_len: Annotated[int, typer.Option(help="Most tokens of one request; longer ones are refused.")] = 8192,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
-    replicas: Annotated[int, typer.Option(help="Engines behind a router.")] = 1,
-    router: Annotated[str, typer.Option(help="round_robin, sticky (by conversation), least_loaded or prefix_aware.")] = "round_robin",
-    processes: Annotated[
-        int | None, typer.Option(help="Most processes for the replicas of a router that needs no answers. Default: the CPUs there are.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: .png or .svg. Needs matplotlib.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a report: one HTML file with everything in it. Needs matplotlib.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Play a workload or a trace through the engine's own scheduler under a virtual clock.
-
-    [bold]Examples[/]
-
-        octavo simulate --paper
-
-        octavo simulate chat --rate 20 --scheme all --kv-memory 4GiB
-
-        octavo simulate chat --model smollm2-135m --rate 1
-
-        octavo simulate --trace mooncake_conversation.jsonl --num-requests 1000 --max-model-len 131072 --gpu H100
-
-        octavo simulate rag --block-size sweep --html report.html
-
-        octavo simulate chat --n 4
-
-        octavo simulate chat --num-requests 1000000 --replicas 200 --rate 2000 --router sticky
-    """
-    from octavo.planner.latency_model import named_device
-    from octavo.planner.studies import Study, run_study, show
-    from octavo.planner.workload import with_outputs
-
-    if paper:
-        _paper(plot, as_json)
-        return
-    planned, device = find_model(model), _device(gpu, profile, model)
-    if device is None:
-        gpu = "A100-40GB"
-        device = named_device(gpu)
-    requests = _trace(trace, num_requests, speed) if trace else _drawn(workload, num_requests, rate, max_model_len, seed)
-    if n is not None or beam_width is not None:
-        requests = with_outputs(requests, n, beam_width)
-    study = Study(
-        title=trace.name if trace else workload,
-        model=planned,
-        device=device,
-        memory=_memory(memory, gpu),
-        kv_memory=kv_memory,
-        schemes=_list(scheme),
-        block_sizes=_list(block_size),
-        placement=placement,
-        prefix_caching=prefix_caching,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        num_replicas=replicas,
-        router=router,
-        processes=processes or _num_cpus(),
-    )
-    show(run_study(study, requests), plot, html, as_json)
-
-
-def _paper(plot: Path | None, as_json: bool) -> None:
-    from octavo.planner.paper import paper_study
-
-    study = paper_study()
-    print(json.dumps(study.as_dict(), indent=1) if as_json else study.describe())
-    if plot is not None:
-        from octavo.planner.plots import plot_paper
-
-        plot_paper(study, plot)
 
 
 def find_model(name: str) -> PlannedModel:
@@ -224,7 +112,8 @@ def find_model(name: str) -> PlannedModel:
         raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
 
 
-def _memory(memory: str | None, gpu: str | None) -> int:
+def find_memory(memory: str | None, gpu: str | None) -> int:
+    """Bytes as they were given, else those of the device, else what is available here."""
     from octavo.config import parse_bytes
     from octavo.engine.memory import available_memory
     from octavo.planner.latency_model import named_device
@@ -234,23 +123,13 @@ def _memory(memory: str | None, gpu: str | None) -> int:
     return named_device(gpu).memory if gpu is not None else available_memory()
 
 
-def _trace(path: Path, count: int | None = None, speed: float = 1.0) -> list[SimRequest]:
+def _trace(path: Path) -> list[SimRequest]:
     from octavo.planner.traces import read_trace
 
-    return read_trace(path, count, speed=speed)
+    return read_trace(path)
 
 
-def _drawn(name: str, count: int, rate: float | None, max_model_len: int, seed: int) -> list[SimRequest]:
-    from dataclasses import replace
-
-    from octavo.planner.workload import named_workload
-
-    workload = named_workload(name)
-    workload = replace(workload, max_model_len=min(workload.max_model_len, max_model_len))
-    return (workload if rate is None else workload.at_rate(rate)).requests(count, seed)
-
-
-def _device(gpu: str | None, profile: Path | None, model: str, weights: str = "auto") -> Device | Profile | None:
+def find_device(gpu: str | None, profile: Path | None, model: str, weights: str = "auto") -> Device | Profile | None:
     """What tells the time of a step: a device that was named, else a profile; None where there is neither."""
     from octavo.planner.latency_model import named_device
     from octavo.planner.profile import find_profile, read_profile
@@ -259,12 +138,3 @@ def _device(gpu: str | None, profile: Path | None, model: str, weights: str = "a
         return named_device(gpu)
     found = profile or find_profile(model, weights)
     return None if found is None else read_profile(found)
-
-
-def _num_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())

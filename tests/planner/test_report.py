@@ -107,7 +107,8 @@ def test_studies_print_and_dump(small_study: StudyResult) -> None:
 
 def test_figures_and_the_report_stand_alone(small_study: StudyResult, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from octavo.planner.plots import write_html, write_plot
+    from octavo.planner.html_report import write_html
+    from octavo.planner.plots import write_plot
 
     for name in ("a.png", "a.svg"):
         write_plot(small_study, tmp_path / name)

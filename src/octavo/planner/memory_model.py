@@ -38,6 +38,11 @@ def workspace_bytes(spec: DecoderSpec, scheduler: SchedulerConfig) -> int:
     return 4 * (rows * row + min(rows, scheduler.max_num_seqs) * spec.vocab_size)
 
 
+def left_for_kv(memory: int, weights: int, workspace: int, degree: int = 1) -> int:
+    """Bytes for keys and values on ``degree`` devices of ``memory`` bytes that share the weights; each has a workspace. May be negative."""
+    return int(degree * memory * SPARE) - weights - degree * workspace
+
+
 def layer_groups(spec: DecoderSpec) -> list[tuple[int, int | None]]:
     """(layers, window) for each window that occurs; None is all tokens."""
     windows = [spec.window(layer) for layer in range(spec.num_layers)]
@@ -125,7 +130,7 @@ def plan_memory(
     planned, workspace = model.weights(dtype, quantize), workspace_bytes(model.spec, scheduler)
     weights = planned.nbytes
     degree = tensor_parallel or _tensor_parallel(model, memory, weights, workspace, kv_dtypes[0])
-    left = int(degree * memory * SPARE) - weights - degree * workspace
+    left = left_for_kv(memory, weights, workspace, degree)
     fits = [fit for kv in kv_dtypes for size in LEGAL_BLOCK_SIZES if (fit := _fit(model, left, size, kv, longest, lengths)).num_blocks]
     engine, refusal = (
         _engine_start(model, memory, cache, scheduler, planned, kv_dtypes[0]) if degree == 1 else (None, "it runs on one device")

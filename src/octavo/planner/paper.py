@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.config import SchedulerConfig
+from octavo.planner.allocators import Placement
 from octavo.planner.arrivals import Arrivals, Lengths
 from octavo.planner.known_models import KNOWN_MODELS
 from octavo.planner.latency_model import DEVICES, roofline
@@ -60,6 +61,7 @@ class PaperStudy:
     """By scheme: shares by kind, and ``batch``."""
     num_requests: int
     seed: int
+    placement: Placement = "buddy"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -69,6 +71,7 @@ class PaperStudy:
             "assumptions": list(ASSUMPTIONS),
             "num_requests": self.num_requests,
             "seed": self.seed,
+            "placement": self.placement,
         }
 
     @property
@@ -86,7 +89,8 @@ class PaperStudy:
         gains = ", ".join(f"{gain:.1f}x over {scheme}" for scheme, gain in self.gains.items())
         return "\n".join(
             [
-                "Shares of the KV memory, and requests in a batch; the paper's figures in parentheses",
+                f"Shares of the KV memory, and requests in a batch; the paper's figures in parentheses\n"
+                f"{self.num_requests:,} requests, seed {self.seed}, contiguous regions placed by {self.placement}",
                 table(["scheme", "used", "reserved", "internal", "external", "free", "batch"], rows),
                 f"\nPaging batches {gains} (paper: 2.2x over oracle, 4.3x over maximum).\n\nAssumptions",
                 *(f"{number}. {text}" for number, text in enumerate(ASSUMPTIONS, 1)),
@@ -98,8 +102,8 @@ def _pair(value: float, paper: float | None) -> str:
     return f"{value:.1%}" + (f" ({paper:.1%})" if paper is not None else "")
 
 
-def paper_study(num_requests: int = 400, seed: int = 0) -> PaperStudy:
-    """Run the four schemes of figure 2, and growing buffers and static batching beside them."""
+def paper_study(num_requests: int = 400, seed: int = 0, placement: Placement = "buddy") -> PaperStudy:
+    """Run the four schemes of figure 2, and growing buffers beside them. The paper's baselines place regions by a buddy allocator."""
     requests = SHAREGPT.requests(num_requests, seed)
     model = KNOWN_MODELS["opt-13b"]
     kv_bytes = model.spec.kv_bytes_per_token("bfloat16")
@@ -108,8 +112,8 @@ def paper_study(num_requests: int = 400, seed: int = 0) -> PaperStudy:
     rows = {}
     for scheme in ("maximum", "power_of_two", "oracle", "growing", "paged"):
         config = SimConfig(
-            KV_MEMORY // kv_bytes, scheme, BLOCK_SIZE, scheduler, MAX_MODEL_LEN, prefix_caching=False, placement="buddy"
+            KV_MEMORY // kv_bytes, scheme, BLOCK_SIZE, scheduler, MAX_MODEL_LEN, prefix_caching=False, placement=placement
         )  # fmt: skip
         result = simulate(requests, config, latency)
         rows[scheme] = memory_shares(result.replicas)["pressed"] | {"batch": result.replicas[0].counts.pressed.mean_running}
-    return PaperStudy(rows, num_requests, seed)
+    return PaperStudy(rows, num_requests, seed, placement)

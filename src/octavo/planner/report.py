@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from octavo.engine.memory import format_bytes
-from octavo.planner.accounting import merged
+from octavo.planner.accounting import KINDS, merged
 from octavo.planner.replica import Record, ReplicaFigures
 from octavo.planner.simulate import SimResult
 from octavo.planner.timeline import Moment, together
@@ -83,7 +83,7 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2, k
         "steps": sum(r.counts.num_steps for r in result.replicas),
         "prefix": prefix_figures(stats),
         "metadata": _metadata(result, kv_bytes_per_token),
-        "copies": _copies(result.replicas),
+        "copies": _copies(result.replicas, kv_bytes_per_token),
     }
 
 
@@ -139,13 +139,27 @@ def _metadata(result: SimResult, kv_bytes_per_token: int | None) -> dict[str, An
     }
 
 
-def _copies(replicas: Sequence[ReplicaFigures]) -> dict[str, int]:
-    return {"slots_copied": sum(r.num_slots_copied for r in replicas), "stalls": sum(r.num_stalls for r in replicas)}
+def _copies(replicas: Sequence[ReplicaFigures], kv_bytes_per_token: int | None) -> dict[str, int | None]:
+    """Of growing regions: what they copied, and how often one had to grow and could not."""
+    slots = sum(r.num_slots_copied for r in replicas)
+    return {
+        "slots_copied": slots,
+        "bytes_copied": None if kv_bytes_per_token is None else slots * kv_bytes_per_token,
+        "stalls": sum(r.num_stalls for r in replicas),
+    }
 
 
 def timeline(result: SimResult) -> list[Moment]:
     """The memory of all replicas together, over time."""
     return together([r.counts.timeline for r in result.replicas]).moments()
+
+
+def timeline_columns(result: SimResult) -> dict[str, list[float]]:
+    """``timeline`` by column: the middle of each span in seconds, requests running, and the share of all slots of each kind and ``shared``."""
+    moments = timeline(result)
+    columns = {kind: [moment.shares[kind] for moment in moments] for kind in KINDS}
+    rest = {"seconds": [m.time for m in moments], "running": [m.running for m in moments], "shared": [m.shared for m in moments]}
+    return rest | columns
 
 
 def unlimited_hit_rate(requests: Iterable[SimRequest]) -> float:
@@ -236,7 +250,7 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> str:
         "preempt",
         "hit rate",
     ]
-    memory = ["run", "used", "reserved", "internal", "external", "free", "cached", "saved by sharing", "copied slots"]
+    memory = ["run", "used", "reserved", "internal", "external", "free", "cached", "shared", "saved by sharing", "copied", "stalls"]
     books = ["run", "table entries", "tables, mean", "pool", "prefix index", "of KV memory", "attention, us/1k keys"]
     if not any("attention" in s for s in summaries.values()):
         books.pop()
@@ -261,8 +275,10 @@ def _speed_row(name: str, s: Mapping[str, Any]) -> list[object]:
 
 def _memory_row(name: str, s: Mapping[str, Any]) -> list[object]:
     shares = s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"]
-    kinds = ("used", "reserved", "internal", "external", "free", "cached")
-    return [name, *(f"{shares[k]:.1%}" for k in kinds), f"{s['memory']['saved_by_sharing']:.1%}", s["copies"]["slots_copied"]]
+    kinds = ("used", "reserved", "internal", "external", "free", "cached", "shared")
+    copies = s["copies"]
+    copied = f"{copies['slots_copied']:,} slots" if copies["bytes_copied"] is None else format_bytes(copies["bytes_copied"])
+    return [name, *(f"{shares[k]:.1%}" for k in kinds), f"{s['memory']['saved_by_sharing']:.1%}", copied, copies["stalls"]]
 
 
 def _books_row(name: str, s: Mapping[str, Any]) -> list[object]:
