@@ -108,14 +108,11 @@ def simulate(
     from octavo.planner.studies import run_study, show
 
     _check_given(context, paper, trace is not None)
-    options = context.params
     check_outputs(plot, html)
     if paper:
         _paper(num_requests, seed, placement, plot, html, as_json)
         return
-    study = _study(options)
-    study.configs()
-    show(run_study(study, _requests(options)), plot, html, as_json)
+    show(run_study(_study(context.params), _requests(context.params)), plot, html, as_json)
 
 
 def _check_given(context: typer.Context, paper: bool, has_trace: bool) -> None:

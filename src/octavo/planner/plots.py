@@ -124,13 +124,12 @@ def _lines_of(axes: Axes, points: dict[str, tuple[list[float], list[float]]], be
 
 def _style(number: int, count: int) -> dict[str, Any]:
     """How a line is drawn so that those drawn later over the same points leave it visible: later ones are thinner, and dashed."""
-    behind = count - 1 - number
+    behind = (count - 1 - number) / max(1, count - 1)
     return {
         "linestyle": ("-", "--", "-.", ":")[number % 4],
-        "linewidth": 1.3 + 1.1 * behind,
+        "linewidth": 1.4 + 3.6 * behind,
         "marker": "o",
-        "markersize": 4 + 1.5 * behind,
-        "alpha": 1.0 if behind == 0 else 0.75,
+        "markersize": 3 + 5 * behind,
     }
 
 

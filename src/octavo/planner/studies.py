@@ -84,8 +84,6 @@ class Study:
         for name, seconds in (("first token", self.max_ttft), ("following token", self.max_tpot)):
             if not seconds > 0:
                 raise ConfigError(f"the limit of goodput on the {name} must be a positive number of seconds, not {seconds}")
-        if self.num_replicas < 1:
-            raise ConfigError(f"replicas must be at least 1, not {self.num_replicas}")
         if self.kv_dtype not in ("auto", *BYTES):
             raise ConfigError(f"kv_dtype {self.kv_dtype!r} is not known to the planner; choose one of auto, {', '.join(BYTES)}")
         self._check_devices()
@@ -191,7 +189,7 @@ class Study:
             sizes = (0,)
         if not sizes or not set(sizes) <= set(LEGAL_BLOCK_SIZES):
             legal = ", ".join(map(str, LEGAL_BLOCK_SIZES))
-            raise ConfigError(f"block sizes {','.join(self.block_sizes)} are not legal; choose among {legal}, or sweep")
+            raise ConfigError(f"block sizes {','.join(self.block_sizes)!r} are not legal; choose among {legal}, or sweep")
         return sizes
 
 
