@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 from octavo.cli import app
 from octavo.errors import ConfigError
 from octavo.planner import studies
+from octavo.planner.latency_model import LinearLatency
+from octavo.planner.profile import Profile
 
 FEW = ("--num-requests", "30", "--kv-memory", "2GiB", "--processes", "1")
 
@@ -99,6 +101,21 @@ def test_files_that_cannot_be_written_are_refused_before_anything_runs(
     assert isinstance(result.exception, ConfigError) and ".png or .svg" in str(result.exception)
 
 
+def test_figures_without_matplotlib_are_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    result = run("--plot", str(tmp_path / "x.png"))
+    assert isinstance(result.exception, ConfigError) and "octavo[plot]" in str(result.exception)
+
+
+def test_what_was_not_measured_is_refused_with_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    latency = LinearLatency(per_step=0.01, per_token=1e-5)
+    Profile("llama-3.1-8b", "auto", None, "an abacus", 16, latency, {}, {"p50": 0.0, "p90": 0.0, "sum": 0.0}).save(path)
+    for arguments in (("--kv-dtype", "int8"), ("--quantize", "int4"), ("--tensor-parallel", "2")):
+        result = run("--profile", str(path), *arguments)
+        assert isinstance(result.exception, ConfigError) and "was measured with dtype=auto" in str(result.exception)
+
+
 def test_all_schemes_and_waste_over_time() -> None:
     found = runs("rag", *FEW, "--rate", "20", "--scheme", "all")
     assert list(found) == list(studies.ALL_SCHEMES)
@@ -107,6 +124,9 @@ def test_all_schemes_and_waste_over_time() -> None:
         kinds = [columns[kind] for kind in ("used", "reserved", "internal", "external", "free")]
         assert len({len(column) for column in columns.values()}) == 1 and len(columns["seconds"]) > 10
         assert all(sum(shares) == pytest.approx(1, abs=1e-6) for shares in zip(*kinds, strict=True))
+        for kind in ("used", "internal", "external", "shared"):  # the last span is shorter than the others
+            mean = sum(columns[kind][:-1]) / (len(columns[kind]) - 1)
+            assert mean == pytest.approx(summary["memory"]["all"][kind], abs=0.02), kind
     copies = {name: summary["copies"] for name, summary in found.items()}
     assert copies["growing"]["bytes_copied"] == 131_072 * copies["growing"]["slots_copied"] > 0
     assert copies["paged"] == {"slots_copied": 0, "bytes_copied": 0, "stalls": 0}

@@ -9,6 +9,7 @@ from pathlib import Path
 from octavo.errors import ConfigError
 
 FIGURES = (".png", ".svg")
+NO_MATPLOTLIB = "figures need matplotlib: pip install 'octavo[plot]'"
 
 
 def check_outputs(plot: Path | None, html: Path | None) -> None:
@@ -18,7 +19,7 @@ def check_outputs(plot: Path | None, html: Path | None) -> None:
     if html is not None:
         check_output(html)
     if (plot is not None or html is not None) and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'octavo[plot]'")
+        raise ConfigError(NO_MATPLOTLIB)
 
 
 def check_figure(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.errors import ConfigError
 from octavo.planner.accounting import KINDS
-from octavo.planner.output_files import check_figure
+from octavo.planner.output_files import NO_MATPLOTLIB, check_figure
 from octavo.planner.paper import PAPER, PaperStudy
 from octavo.planner.report import timeline
 from octavo.planner.studies import StudyResult
@@ -78,6 +78,7 @@ def over_time(result: StudyResult) -> Figure:
     num_rows = (len(result.results) + 2) // 3
     figure = _figure(13, 0.6 + 1.9 * num_rows)
     _grid_over_time(figure, result)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(KINDS), fontsize=8, frameon=False)
     return figure
 
 
@@ -216,7 +217,7 @@ def _over_time(axes: Axes, name: str, result: StudyResult) -> None:
     moments = timeline(result.results[name])
     times = [moment.time for moment in moments]
     columns = [[moment.shares[kind] for moment in moments] for kind in KINDS]
-    axes.stackplot(times, columns, colors=[COLOURS[kind] for kind in KINDS])
+    axes.stackplot(times, columns, colors=[COLOURS[kind] for kind in KINDS], labels=KINDS)
     if any(moment.shared for moment in moments):
         axes.plot(times, [moment.shared for moment in moments], color="black", linestyle="dashed", linewidth=0.8)
     axes.set_title(name.replace("_", " "), fontsize=8)
@@ -230,7 +231,7 @@ def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("figures need matplotlib: pip install 'octavo[plot]'") from None
+        raise ConfigError(NO_MATPLOTLIB) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
