@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,14 +30,17 @@ Quantize = Annotated[str | None, typer.Option(help="native, int8 or int4, as the
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, well-known name, or installed model package.")],
+    model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, installed model package, or well-known name.")],
     memory: Memory = None,
     gpu: Gpu = None,
     dtype: Dtype = "auto",
     quantize: Quantize = None,
     kv_dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Of keys and values: bfloat16, float32, int8 or fp8; several to compare, the first for the engine's start."),
+        typer.Option(
+            help="Of keys and values: auto (as the weights), bfloat16, float32, int8 or fp8; several to compare, the first for the engine's "
+            "start. Default: auto and int8."
+        ),
     ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block, for the engine's start and the settings.")] = 16,
     kv_memory: Annotated[str | None, typer.Option(help="As the engine would be started with.")] = None,
@@ -44,13 +48,16 @@ def plan(
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of one request. Default: the model's own limit.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
-    prompt_len: Annotated[int, typer.Option(help="Typical prompt.")] = 161,
-    output_len: Annotated[int, typer.Option(help="Typical output.")] = 339,
+    prompt_len: Annotated[int | None, typer.Option(help="Tokens of a typical prompt. Default: 161, or what fits.")] = None,
+    output_len: Annotated[int | None, typer.Option(help="Tokens of a typical output. Default: 339, or what fits.")] = None,
     trace: Trace = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second to serve: how many replicas? Needs --gpu or a profile.")] = None,
     profile: ProfileFile = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option(help="Devices that share the model. Default: with --gpu as few as will do, else 1.")
+        int | None,
+        typer.Option(
+            help="Devices that share the model. Default: with --gpu as few as will do, with --rate those that serve it best; else 1."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -67,23 +74,28 @@ def plan(
         octavo plan smollm2-135m --trace azure_llm_2023_conv.csv
     """
     from octavo.config import CacheConfig, SchedulerConfig
-    from octavo.planner.memory_model import Lengths, plan_memory
-    from octavo.planner.plan_report import describe_plan, load_for
+    from octavo.planner.lengths import Lengths, typical_lengths
+    from octavo.planner.memory_model import longest_request, plan_memory
+    from octavo.planner.plan_report import describe_plan
 
     planned = find_model(model)
-    lengths = [Lengths(r.prompt_len, r.output_len) for r in _trace(trace)] if trace else [Lengths(prompt_len, output_len)]
-    found = plan_memory(
-        planned,
-        find_memory(memory, gpu),
-        CacheConfig(block_size, kv_memory, num_blocks),
-        SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
-        dtype=dtype,
-        quantize=quantize,
-        kv_dtypes=tuple(kv_dtype or ("bfloat16", "int8")),
-        lengths=lengths,
-        tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
-    )
-    load = load_for(planned, found, lengths, rate, find_device(gpu, profile, model, quantize or dtype)) if rate is not None else None
+    cache, scheduler = CacheConfig(block_size, kv_memory, num_blocks), SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len)
+    if trace is not None:
+        lengths = [Lengths(r.prompt_len, r.output_len) for r in _trace(trace)]
+    else:
+        lengths = [typical_lengths(longest_request(planned.spec, scheduler), prompt_len, output_len)]
+    plan_with = partial(
+        plan_memory, planned, find_memory(memory, gpu), cache, scheduler,
+        dtype=dtype, quantize=quantize, kv_dtypes=tuple(kv_dtype or ("auto", "int8")), lengths=lengths,
+    )  # fmt: skip
+    found, load = plan_with(tensor_parallel=1 if tensor_parallel is None and gpu is None else tensor_parallel), None
+    if rate is not None and found.settings:
+        from octavo.planner.load_plan import degrees_for, plan_load
+
+        device = _speed_of(gpu, profile, model, quantize or dtype)
+        degrees = degrees_for(planned, device) if tensor_parallel is None else [tensor_parallel]
+        plans = [plan_with(tensor_parallel=degree) for degree in degrees]
+        found, load = plan_load(planned, plans, lengths, rate, device)
     if as_json:
         print(json.dumps(found.as_dict() | {"load": load and load.as_dict()}, indent=1))
     else:
@@ -93,23 +105,27 @@ def plan(
 
 
 def find_model(name: str) -> PlannedModel:
-    """A model from a config alone: directory, GGUF header, well-known name, or installed package."""
+    """A model from a config alone: directory, GGUF header, installed package, or else well-known name.
+
+    A package goes before the table, which does not know the formats of its weights. Raises ModelLoadError with what would be legal.
+    """
+    from octavo.errors import ModelLoadError
+    from octavo.models.locate import locate
     from octavo.planner.known_models import KNOWN_MODELS, PlannedModel, model_from_config
 
     path = Path(name).expanduser()
     if (path / "config.json").is_file():
         return model_from_config(path / "config.json")
-    if name in KNOWN_MODELS and not path.exists():
-        return KNOWN_MODELS[name]
-    from octavo.errors import ModelLoadError
-    from octavo.models.locate import locate
+    try:
+        found = locate(name)
+    except ModelLoadError as error:
+        if name in KNOWN_MODELS and not path.exists():
+            return KNOWN_MODELS[name]
+        raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
     from octavo.models.weights import open_checkpoint
 
-    try:
-        checkpoint = open_checkpoint(locate(name))
-        return PlannedModel(name, checkpoint.spec, formats=checkpoint.formats())
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
+    checkpoint = open_checkpoint(found)
+    return PlannedModel(name, checkpoint.spec, formats=checkpoint.formats())
 
 
 def find_memory(memory: str | None, gpu: str | None) -> int:
@@ -138,3 +154,15 @@ def find_device(gpu: str | None, profile: Path | None, model: str, weights: str 
         return named_device(gpu)
     found = profile or find_profile(model, weights)
     return None if found is None else read_profile(found)
+
+
+def _speed_of(gpu: str | None, profile: Path | None, model: str, weights: str) -> Device | Profile:
+    """The same, where there has to be one."""
+    from octavo.errors import ConfigError
+
+    device = find_device(gpu, profile, model, weights)
+    if device is None:
+        raise ConfigError(
+            f"the speed of the device is needed for a rate: name it with --gpu, or measure {model} here with `octavo bench kernels`"
+        )
+    return device

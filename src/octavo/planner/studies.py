@@ -12,9 +12,9 @@ from octavo.config import LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig, parse
 from octavo.engine.memory import format_bytes, plan_cache
 from octavo.errors import ConfigError
 from octavo.planner.allocators import SCHEMES, Placement
-from octavo.planner.known_models import BYTES, PlannedModel, PlannedWeights
+from octavo.planner.known_models import PlannedModel, PlannedWeights
 from octavo.planner.latency_model import DEVICES, Device, LatencyModel, roofline
-from octavo.planner.memory_model import left_for_kv, workspace_bytes
+from octavo.planner.memory_model import check_degree, kv_dtypes_for, left_for_kv, legal_degrees, workspace_bytes
 from octavo.planner.profile import AttentionTime, Profile
 from octavo.planner.replica import SimConfig, slots_for
 from octavo.planner.report import comparison, summarise, timeline_columns, unlimited_hit_rate
@@ -84,19 +84,15 @@ class Study:
         for name, seconds in (("first token", self.max_ttft), ("following token", self.max_tpot)):
             if not seconds > 0:
                 raise ConfigError(f"the limit of goodput on the {name} must be a positive number of seconds, not {seconds}")
-        if self.kv_dtype not in ("auto", *BYTES):
-            raise ConfigError(f"kv_dtype {self.kv_dtype!r} is not known to the planner; choose one of auto, {', '.join(BYTES)}")
         self._check_devices()
 
     def _check_devices(self) -> None:
-        degree, heads = self.tensor_parallel, self.model.spec.num_kv_heads
-        if degree < 1 or heads % degree:
-            raise ConfigError(f"tensor_parallel={degree} does not divide the {heads} kv heads of {self.model.name}; choose a divisor")
+        check_degree(self.model.spec, self.tensor_parallel)
         if not isinstance(self.device, Profile):
             return
         profile = self.device
         asked, measured = (self.dtype, self.quantize), (profile.dtype, profile.quantize)
-        if asked not in (measured, ("auto", None)) or self.kv_dtype != "auto" or degree > 1:
+        if asked not in (measured, ("auto", None)) or self.kv_dtype != "auto" or self.tensor_parallel > 1:
             raise ConfigError(
                 f"the profile of {profile.model} was measured with dtype={profile.dtype} and quantize={profile.quantize} on one device: leave "
                 "other dtypes and --tensor-parallel out, or name a --gpu without a profile"
@@ -116,7 +112,8 @@ class Study:
     @property
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token, over all layers and devices."""
-        return self.model.kv_bytes_per_token((self.weights.dtype or "bfloat16") if self.kv_dtype == "auto" else self.kv_dtype)
+        [kv_dtype] = kv_dtypes_for((self.kv_dtype,), self.weights)
+        return self.model.kv_bytes_per_token(kv_dtype)
 
     def kv_sizes(self) -> dict[str, int]:
         """Bytes for keys and values of one replica: those given; or what weights and workspace leave of a device's memory, and on a machine
@@ -135,8 +132,8 @@ class Study:
 
     def _no_memory(self, weights: int, workspace: int) -> str:
         """Why there is none for keys and values, and what would help."""
-        heads, request = self.model.spec.num_kv_heads, self.token_bytes * self.max_model_len
-        enough = (d for d in range(2, heads + 1) if heads % d == 0 and left_for_kv(self.memory, weights, workspace, d) >= request)
+        request = self.token_bytes * self.max_model_len
+        enough = (d for d in legal_degrees(self.model.spec) if left_for_kv(self.memory, weights, workspace, d) >= request)
         degree = next(enough, None)
         more = f"give --tensor-parallel {degree}, " if degree is not None else ""
         devices = f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else ""
