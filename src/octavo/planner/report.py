@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2, k
         "block_size": result.config.block_size if result.config.scheme == "paged" else None,
         "num_replicas": len(result.replicas),
         "requests": _counts(records),
+        "refusals": dict(sorted(Counter(record.refusal for record in records if record.refusal).items())),
         "seconds": seconds,
         "throughput": {
             "requests_per_second": len(completed) / seconds,
@@ -95,6 +97,21 @@ def _counts(records: Sequence[Record]) -> dict[str, int]:
         "given_up": reasons.count("abort"),
         "refused": reasons.count("refused"),
     }
+
+
+def describe_refusals(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many requests were refused, and why; run by run where that differs.
+
+    >>> describe_refusals({"paged": {"refusals": {"longer than 8,192 tokens": 3}}, "oracle": {"refusals": {"longer than 8,192 tokens": 3}}})
+    '3 refused: longer than 8,192 tokens'
+    >>> describe_refusals({"1GiB": {"refusals": {"too long": 3, "too wide": 1}}, "2GiB": {"refusals": {}}})
+    '1GiB: 3 refused: too long, 1 refused: too wide; 2GiB: 0 refused'
+    """
+    told = {
+        name: ", ".join(f"{count:,} refused: {why}" for why, count in run["refusals"].items()) or "0 refused"
+        for name, run in summaries.items()
+    }
+    return next(iter(told.values())) if len(set(told.values())) == 1 else "; ".join(f"{name}: {text}" for name, text in told.items())
 
 
 def _kept(record: Record, max_ttft: float, max_tpot: float) -> bool:

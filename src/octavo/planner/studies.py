@@ -17,7 +17,7 @@ from octavo.planner.latency_model import DEVICES, Device, LatencyModel, roofline
 from octavo.planner.memory_model import SPARE, workspace_bytes
 from octavo.planner.profile import AttentionTime, Profile
 from octavo.planner.replica import SimConfig, slots_for
-from octavo.planner.report import comparison, summarise, unlimited_hit_rate
+from octavo.planner.report import comparison, describe_refusals, summarise, unlimited_hit_rate
 from octavo.planner.simulate import SimResult, simulate
 from octavo.planner.workload import SimRequest
 
@@ -159,7 +159,7 @@ class StudyResult:
         study, any_run = self.study, next(iter(self.summaries.values()))
         counts = any_run["requests"]
         head = (
-            f"{study.title}: {counts['all']:,} requests ({counts['refused']:,} refused: longer than {study.max_model_len:,} tokens), "
+            f"{study.title}: {counts['all']:,} requests ({describe_refusals(self.summaries)}), "
             f"{study.num_replicas} replica(s) of {study.model.name}, timed by {study.timing}\n"
             f"KV memory {', '.join(study.kv_sizes())}: {', '.join(f'{n:,}' for n in self.num_slots)} tokens each; seconds throughout; "
             f"goodput: first token within 2 s, then 0.2 s a token"
