@@ -11,8 +11,9 @@ from octavo.planner.arrivals import Arrivals, Lengths
 from octavo.planner.known_models import KNOWN_MODELS
 from octavo.planner.latency_model import DEVICES, roofline
 from octavo.planner.replica import SimConfig
-from octavo.planner.report import memory_shares, table
+from octavo.planner.report import memory_shares
 from octavo.planner.simulate import simulate
+from octavo.planner.tables import table
 from octavo.planner.workload import Workload
 
 KV_MEMORY = 12 * 2**30

@@ -10,7 +10,7 @@ from octavo.engine.memory import format_bytes
 from octavo.planner.known_models import PlannedModel
 from octavo.planner.lengths import Lengths
 from octavo.planner.memory_model import MemoryPlan, kv_bytes_of_request
-from octavo.planner.report import table
+from octavo.planner.tables import table
 
 if TYPE_CHECKING:
     from octavo.planner.load_plan import LoadPlan

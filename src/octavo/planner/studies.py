@@ -17,8 +17,9 @@ from octavo.planner.latency_model import DEVICES, Device, LatencyModel, roofline
 from octavo.planner.memory_model import check_degree, kv_dtypes_for, left_for_kv, legal_degrees, workspace_bytes
 from octavo.planner.profile import AttentionTime, Profile
 from octavo.planner.replica import SimConfig, slots_for
-from octavo.planner.report import comparison, summarise, timeline_columns, unlimited_hit_rate
+from octavo.planner.report import summarise, timeline_columns, unlimited_hit_rate
 from octavo.planner.simulate import SimResult, simulate
+from octavo.planner.tables import comparison, describe_refusals
 from octavo.planner.workload import SimRequest
 
 ALL_SCHEMES = ("paged", *SCHEMES, "paged+static", "maximum+static")
@@ -219,7 +220,7 @@ class StudyResult:
         study, any_run = self.study, next(iter(self.summaries.values()))
         counts = any_run["requests"]
         head = (
-            f"{study.title}: {counts['all']:,} requests ({counts['refused']:,} refused: longer than {study.max_model_len:,} tokens), "
+            f"{study.title}: {counts['all']:,} requests ({describe_refusals(self.summaries)}), "
             f"{study.num_replicas} replica(s) of {study.model.name} in {study.weights.name}, timed by {study.timing}\n"
             f"KV memory {', '.join(study.kv_sizes())}: {', '.join(f'{n:,}' for n in self.num_slots)} tokens each; seconds throughout; "
             f"goodput: first token within {study.max_ttft:g} s, then {study.max_tpot:g} s a token"
