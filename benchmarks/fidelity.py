@@ -20,8 +20,9 @@ from octavo.engine.build import build_engine
 from octavo.planner.arrivals import Arrivals, Lengths
 from octavo.planner.latency_model import LinearLatency
 from octavo.planner.replica import Record, SimConfig
-from octavo.planner.report import latency, percentiles, table, tpot, ttft
+from octavo.planner.report import latency, percentiles, tpot, ttft
 from octavo.planner.simulate import simulate
+from octavo.planner.tables import table
 from octavo.planner.workload import SimRequest, Workload
 
 ASKED = Workload(

@@ -37,7 +37,8 @@ from octavo.cli_options import (
     TopP,
     load,
 )
-from octavo.cli_planning import register as register_planning
+from octavo.cli_planning import plan
+from octavo.cli_simulate import simulate
 from octavo.server.serve import serve
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.command()(serve)
-register_planning(app)
+app.command()(plan)
+app.command()(simulate)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""``octavo plan`` and ``octavo simulate``. Each imports what it needs when it runs."""
+"""``octavo plan``, and how it and ``octavo simulate`` find models, memory and times. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import json
-import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,21 +29,18 @@ Dtype = Annotated[str, typer.Option(help="Of the weights: auto, bfloat16, float3
 Quantize = Annotated[str | None, typer.Option(help="native, int8 or int4, as the engine would be started with.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(plan)
-    app.command()(simulate)
-
-
 def plan(
-    model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, well-known name, or installed model package.")],
+    model: Annotated[str, typer.Argument(help="Directory with config.json, .gguf file, installed model package, or well-known name.")],
     memory: Memory = None,
     gpu: Gpu = None,
     dtype: Dtype = "auto",
     quantize: Quantize = None,
     kv_dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Of keys and values: bfloat16, float32, int8 or fp8; several to compare, the first for the engine's start."),
+        typer.Option(
+            help="Of keys and values: auto (as the weights), bfloat16, float32, int8 or fp8; several to compare, the first for the engine's "
+            "start. Default: auto and int8."
+        ),
     ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per KV block, for the engine's start and the settings.")] = 16,
     kv_memory: Annotated[str | None, typer.Option(help="As the engine would be started with.")] = None,
@@ -51,13 +48,16 @@ def plan(
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of one request. Default: the model's own limit.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 512,
-    prompt_len: Annotated[int, typer.Option(help="Typical prompt.")] = 161,
-    output_len: Annotated[int, typer.Option(help="Typical output.")] = 339,
+    prompt_len: Annotated[int | None, typer.Option(help="Tokens of a typical prompt. Default: 161, or what fits.")] = None,
+    output_len: Annotated[int | None, typer.Option(help="Tokens of a typical output. Default: 339, or what fits.")] = None,
     trace: Trace = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second to serve: how many replicas? Needs --gpu or a profile.")] = None,
     profile: ProfileFile = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option(help="Devices that share the model. Default: with --gpu as few as will do, else 1.")
+        int | None,
+        typer.Option(
+            help="Devices that share the model. Default: with --gpu as few as will do, with --rate those that serve it best; else 1."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -74,23 +74,28 @@ def plan(
         octavo plan smollm2-135m --trace azure_llm_2023_conv.csv
     """
     from octavo.config import CacheConfig, SchedulerConfig
-    from octavo.planner.memory_model import Lengths, plan_memory
-    from octavo.planner.plan_report import describe_plan, load_for
+    from octavo.planner.lengths import Lengths, typical_lengths
+    from octavo.planner.memory_model import longest_request, plan_memory
+    from octavo.planner.plan_report import describe_plan
 
     planned = find_model(model)
-    lengths = [Lengths(r.prompt_len, r.output_len) for r in _trace(trace)] if trace else [Lengths(prompt_len, output_len)]
-    found = plan_memory(
-        planned,
-        _memory(memory, gpu),
-        CacheConfig(block_size, kv_memory, num_blocks),
-        SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len),
-        dtype=dtype,
-        quantize=quantize,
-        kv_dtypes=tuple(kv_dtype or ("bfloat16", "int8")),
-        lengths=lengths,
-        tensor_parallel=tensor_parallel if gpu is not None else tensor_parallel or 1,
-    )
-    load = load_for(planned, found, lengths, rate, _device(gpu, profile, model, quantize or dtype)) if rate is not None else None
+    cache, scheduler = CacheConfig(block_size, kv_memory, num_blocks), SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len)
+    if trace is not None:
+        lengths = [Lengths(r.prompt_len, r.output_len) for r in _trace(trace)]
+    else:
+        lengths = [typical_lengths(longest_request(planned.spec, scheduler), prompt_len, output_len)]
+    plan_with = partial(
+        plan_memory, planned, find_memory(memory, gpu), cache, scheduler,
+        dtype=dtype, quantize=quantize, kv_dtypes=tuple(kv_dtype or ("auto", "int8")), lengths=lengths,
+    )  # fmt: skip
+    found, load = plan_with(tensor_parallel=1 if tensor_parallel is None and gpu is None else tensor_parallel), None
+    if rate is not None and found.settings:
+        from octavo.planner.load_plan import degrees_for, plan_load
+
+        device = _speed_of(gpu, profile, model, quantize or dtype)
+        degrees = degrees_for(planned, device) if tensor_parallel is None else [tensor_parallel]
+        plans = [plan_with(tensor_parallel=degree) for degree in degrees]
+        found, load = plan_load(planned, plans, lengths, rate, device)
     if as_json:
         print(json.dumps(found.as_dict() | {"load": load and load.as_dict()}, indent=1))
     else:
@@ -99,132 +104,32 @@ def plan(
         raise typer.Exit(1)
 
 
-def simulate(
-    workload: Annotated[
-        str, typer.Argument(help="chat, code, rag, agent, document, enterprise or classify; ignored with --trace.")
-    ] = "chat",
-    trace: Trace = None,
-    paper: Annotated[bool, typer.Option("--paper", help="The memory study of the PagedAttention paper, beside its figures.")] = False,
-    num_requests: Annotated[int, typer.Option(help="Requests to draw, or to take from the trace.")] = 500,
-    rate: Annotated[float | None, typer.Option(help="Requests a second, instead of the workload's own.")] = None,
-    speed: Annotated[float, typer.Option(help="How many times faster a trace is played.")] = 1.0,
-    n: Annotated[int | None, typer.Option("--n", help="Samples of each request, which share its prompt.")] = None,
-    beam_width: Annotated[int | None, typer.Option(help="Decode each request by a beam search of this width.")] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="As in octavo plan.")] = "llama-3.1-8b",
-    gpu: Annotated[
-        str | None, typer.Option(help="A device by name: its memory and published speed. Default without a profile: A100-40GB.")
-    ] = None,
-    profile: ProfileFile = None,
-    memory: Memory = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Bytes for keys and values, instead of what the device has left; several, comma-separated.")
-    ] = None,
-    scheme: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated: paged, maximum, power_of_two, oracle, growing, each alone or with +static for static batching; or all."
-        ),
-    ] = "paged",
-    block_size: Annotated[str, typer.Option(help="Tokens per block; several, comma-separated, or sweep for 1 to 256.")] = "16",
-    placement: Annotated[str, typer.Option(help="Of contiguous regions: first_fit or buddy.")] = "first_fit",
-    prefix_caching: Annotated[bool, typer.Option(help="Find the beginnings of prompts in the cache.")] = True,
-    max_model_len: Annotated[int, typer.Option(help="Most tokens of one request; longer ones are refused.")] = 8192,
-    max_num_seqs: Annotated[int, typer.Option(help="Most requests that run in one step.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.")] = 2048,
-    replicas: Annotated[int, typer.Option(help="Engines behind a router.")] = 1,
-    router: Annotated[str, typer.Option(help="round_robin, sticky (by conversation), least_loaded or prefix_aware.")] = "round_robin",
-    processes: Annotated[
-        int | None, typer.Option(help="Most processes for the replicas of a router that needs no answers. Default: the CPUs there are.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: .png or .svg. Needs matplotlib.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a report: one HTML file with everything in it. Needs matplotlib.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Play a workload or a trace through the engine's own scheduler under a virtual clock.
-
-    [bold]Examples[/]
-
-        octavo simulate --paper
-
-        octavo simulate chat --rate 20 --scheme all --kv-memory 4GiB
-
-        octavo simulate chat --model smollm2-135m --rate 1
-
-        octavo simulate --trace mooncake_conversation.jsonl --num-requests 1000 --max-model-len 131072 --gpu H100
-
-        octavo simulate rag --block-size sweep --html report.html
-
-        octavo simulate chat --n 4
-
-        octavo simulate chat --num-requests 1000000 --replicas 200 --rate 2000 --router sticky
-    """
-    from octavo.planner.latency_model import named_device
-    from octavo.planner.studies import Study, run_study, show
-    from octavo.planner.workload import with_outputs
-
-    if paper:
-        _paper(plot, as_json)
-        return
-    planned, device = find_model(model), _device(gpu, profile, model)
-    if device is None:
-        gpu = "A100-40GB"
-        device = named_device(gpu)
-    requests = _trace(trace, num_requests, speed) if trace else _drawn(workload, num_requests, rate, max_model_len, seed)
-    if n is not None or beam_width is not None:
-        requests = with_outputs(requests, n, beam_width)
-    study = Study(
-        title=trace.name if trace else workload,
-        model=planned,
-        device=device,
-        memory=_memory(memory, gpu),
-        kv_memory=kv_memory,
-        schemes=_list(scheme),
-        block_sizes=_list(block_size),
-        placement=placement,
-        prefix_caching=prefix_caching,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        num_replicas=replicas,
-        router=router,
-        processes=processes or _num_cpus(),
-    )
-    show(run_study(study, requests), plot, html, as_json)
-
-
-def _paper(plot: Path | None, as_json: bool) -> None:
-    from octavo.planner.paper import paper_study
-
-    study = paper_study()
-    print(json.dumps(study.as_dict(), indent=1) if as_json else study.describe())
-    if plot is not None:
-        from octavo.planner.plots import plot_paper
-
-        plot_paper(study, plot)
-
-
 def find_model(name: str) -> PlannedModel:
-    """A model from a config alone: directory, GGUF header, well-known name, or installed package."""
+    """A model from a config alone: directory, GGUF header, installed package, or else well-known name.
+
+    A package goes before the table, which does not know the formats of its weights. Raises ModelLoadError with what would be legal.
+    """
+    from octavo.errors import ModelLoadError
+    from octavo.models.locate import locate
     from octavo.planner.known_models import KNOWN_MODELS, PlannedModel, model_from_config
 
     path = Path(name).expanduser()
     if (path / "config.json").is_file():
         return model_from_config(path / "config.json")
-    if name in KNOWN_MODELS and not path.exists():
-        return KNOWN_MODELS[name]
-    from octavo.errors import ModelLoadError
-    from octavo.models.locate import locate
+    try:
+        found = locate(name)
+    except ModelLoadError as error:
+        if name in KNOWN_MODELS and not path.exists():
+            return KNOWN_MODELS[name]
+        raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
     from octavo.models.weights import open_checkpoint
 
-    try:
-        checkpoint = open_checkpoint(locate(name))
-        return PlannedModel(name, checkpoint.spec, formats=checkpoint.formats())
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{error} Well-known to the planner: {', '.join(KNOWN_MODELS)}.") from error
+    checkpoint = open_checkpoint(found)
+    return PlannedModel(name, checkpoint.spec, formats=checkpoint.formats())
 
 
-def _memory(memory: str | None, gpu: str | None) -> int:
+def find_memory(memory: str | None, gpu: str | None) -> int:
+    """Bytes as they were given, else those of the device, else what is available here."""
     from octavo.config import parse_bytes
     from octavo.engine.memory import available_memory
     from octavo.planner.latency_model import named_device
@@ -234,23 +139,13 @@ def _memory(memory: str | None, gpu: str | None) -> int:
     return named_device(gpu).memory if gpu is not None else available_memory()
 
 
-def _trace(path: Path, count: int | None = None, speed: float = 1.0) -> list[SimRequest]:
+def _trace(path: Path) -> list[SimRequest]:
     from octavo.planner.traces import read_trace
 
-    return read_trace(path, count, speed=speed)
+    return read_trace(path)
 
 
-def _drawn(name: str, count: int, rate: float | None, max_model_len: int, seed: int) -> list[SimRequest]:
-    from dataclasses import replace
-
-    from octavo.planner.workload import named_workload
-
-    workload = named_workload(name)
-    workload = replace(workload, max_model_len=min(workload.max_model_len, max_model_len))
-    return (workload if rate is None else workload.at_rate(rate)).requests(count, seed)
-
-
-def _device(gpu: str | None, profile: Path | None, model: str, weights: str = "auto") -> Device | Profile | None:
+def find_device(gpu: str | None, profile: Path | None, model: str, weights: str = "auto") -> Device | Profile | None:
     """What tells the time of a step: a device that was named, else a profile; None where there is neither."""
     from octavo.planner.latency_model import named_device
     from octavo.planner.profile import find_profile, read_profile
@@ -261,10 +156,13 @@ def _device(gpu: str | None, profile: Path | None, model: str, weights: str = "a
     return None if found is None else read_profile(found)
 
 
-def _num_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _speed_of(gpu: str | None, profile: Path | None, model: str, weights: str) -> Device | Profile:
+    """The same, where there has to be one."""
+    from octavo.errors import ConfigError
 
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    device = find_device(gpu, profile, model, weights)
+    if device is None:
+        raise ConfigError(
+            f"the speed of the device is needed for a rate: name it with --gpu, or measure {model} here with `octavo bench kernels`"
+        )
+    return device

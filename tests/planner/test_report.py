@@ -6,7 +6,6 @@ import json
 import random
 import tracemalloc
 from array import array
-from pathlib import Path
 
 import pytest
 
@@ -22,14 +21,24 @@ from octavo.planner.studies import Study, StudyResult, run_study
 from octavo.planner.workload import WORKLOADS, SimRequest, own_run, shared_run, with_outputs
 
 
-def test_memory_study_of_the_paper_within_five_points() -> None:
-    study = paper_study(250)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_memory_study_of_the_paper_within_five_points(seed: int) -> None:
+    study = paper_study(seed=seed)
     for scheme, paper in PAPER.items():
-        assert study.rows[scheme]["used"] == pytest.approx(paper["used"], abs=0.05), scheme
-    assert study.rows["maximum"]["batch"] == pytest.approx(PAPER["maximum"]["batch"])
-    assert study.gains["oracle"] > 2.2 * 0.9 and study.gains["maximum"] > 4.3 * 0.9
+        for kind in paper.keys() - {"batch"}:
+            assert study.rows[scheme][kind] == pytest.approx(paper[kind], abs=0.05), (scheme, kind)
+    assert 2.2 < study.gains["oracle"] < 2.9 and 4.3 < study.gains["maximum"] < 5.6
     text = study.describe()
     assert all(f"{number}. " in text for number in range(1, len(study.as_dict()["assumptions"]) + 1)) and "(20.4%)" in text
+
+
+def test_first_fit_wastes_less_than_the_paper_says() -> None:
+    """Its baselines' external fragmentation is what a buddy allocator rounds away, for the most part."""
+    buddy, first_fit = (paper_study(120, placement=placement).rows for placement in ("buddy", "first_fit"))
+    for scheme in ("power_of_two", "oracle"):
+        assert first_fit[scheme]["used"] > PAPER[scheme]["used"] + 0.05
+        assert first_fit[scheme]["external"] < buddy[scheme]["external"] / 1.5
+    assert first_fit["paged"] == buddy["paged"] and first_fit["maximum"] == buddy["maximum"]
 
 
 def test_unlimited_cache_against_comparing_all_prompts() -> None:
@@ -105,24 +114,7 @@ def test_studies_print_and_dump(small_study: StudyResult) -> None:
         assert sum(shares[k] for k in ("used", "reserved", "internal", "external", "free")) == pytest.approx(1)
 
 
-def test_figures_and_the_report_stand_alone(small_study: StudyResult, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from octavo.planner.plots import write_html, write_plot
-
-    for name in ("a.png", "a.svg"):
-        write_plot(small_study, tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 10_000
-    write_html(small_study, tmp_path / "r.html")
-    page = (tmp_path / "r.html").read_text()
-    assert "<svg" in page and "rag &lt;1&gt;" in page and "<script" not in page and 'src="' not in page and 'href="http' not in page
-    with pytest.raises(ConfigError, match="png"):
-        write_plot(small_study, tmp_path / "a.pdf")
-
-
-def test_memory_against_goodput(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from octavo.planner.plots import write_plot
-
+def test_memory_against_goodput() -> None:
     requests = WORKLOADS["rag"].at_rate(12.0).requests(60)
     study = Study("rag", KNOWN_MODELS["llama-3.1-8b"], schemes=("paged", "maximum"), kv_memory="2GiB,4GiB,8GiB")
     result = run_study(study, requests)
@@ -130,7 +122,6 @@ def test_memory_against_goodput(tmp_path: Path) -> None:
     assert result.num_slots == [16_384, 32_768, 65_536]
     assert goodput["maximum 2GiB"] <= goodput["maximum 4GiB"] <= goodput["maximum 8GiB"]
     assert all(goodput[f"paged {size}"] > goodput[f"maximum {size}"] for size in ("2GiB", "4GiB"))
-    write_plot(result, tmp_path / "sweep.svg")
 
 
 def test_a_sweep_over_block_sizes() -> None:

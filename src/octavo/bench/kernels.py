@@ -12,7 +12,8 @@ from octavo.bench.steps import CALIBRATION, LONGEST, StepMeter, Steps, calibrate
 from octavo.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.build import build_engine
 from octavo.planner.profile import Profile
-from octavo.planner.report import percentiles, table
+from octavo.planner.report import percentiles
+from octavo.planner.tables import table
 
 POOL_TOKENS, MAX_NUM_SEQS, BUDGET = 6400, 64, 512
 """Settings of the engine that is measured: small, so that a step of many rows and one of many tokens are both seen."""

@@ -27,6 +27,11 @@ class PlannedWeights(NamedTuple):
     dtype: str | None
     """Of the engine's KV cache beside them; None where the engine does not run such weights."""
 
+    @property
+    def kv_dtype(self) -> str:
+        """What ``auto`` means for the keys and values beside them."""
+        return self.dtype or ("float32" if self.name == "float32" else "bfloat16")
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
@@ -38,6 +43,8 @@ class PlannedModel:
     """Where the spec does not give them: models outside the Llama family."""
     formats: Mapping[str, str] | None = None
     """Tensor name -> its format in the checkpoint, where there is one; else all are floats."""
+    is_here: bool = True
+    """Whether ``name`` leads to its weights; not for a model of the table below, of which only the numbers are known."""
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of the weights, all of them in one dtype."""
@@ -69,12 +76,14 @@ class PlannedModel:
 def _llama(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int,
     *, tied: bool = False, head_dim: int | None = None, architecture: str = "LlamaForCausalLM", window: int | None = None,
-    parameters: int | None = None,
+    every_other: bool = False, parameters: int | None = None,
 ) -> PlannedModel:  # fmt: skip
+    """``every_other``: the window holds for layers 0, 2, 4, ... alone."""
     dim = head_dim or hidden // heads
+    windowed = tuple(layer % 2 == 0 for layer in range(layers)) if every_other else None
     spec = DecoderSpec(architecture, layers, hidden, heads, kv_heads, dim, ffn, vocab, context, RotarySpec(dim), tied_head=tied,
-                       qkv_bias=architecture.startswith("Qwen2"), sliding_window=window)  # fmt: skip
-    return PlannedModel(name, spec, parameters)
+                       qkv_bias=architecture.startswith("Qwen2"), sliding_window=window, window_layers=windowed)  # fmt: skip
+    return PlannedModel(name, spec, parameters, is_here=False)
 
 
 _QWEN = "Qwen2ForCausalLM"
@@ -102,16 +111,18 @@ KNOWN_MODELS = {model.name: model for model in (
     _llama("qwen2.5-32b", 64, 5120, 40, 8, 27_648, 152_064, 32_768, architecture=_QWEN),
     _llama("qwen2.5-72b", 80, 8192, 64, 8, 29_568, 152_064, 32_768, architecture=_QWEN),
     _llama("opt-13b", 40, 5120, 40, 40, 20_480, 50_272, 2048, tied=True, architecture="OPTForCausalLM", parameters=12_853_473_280),
+    _llama("gemma-2-9b", 42, 3584, 16, 8, 14_336, 256_000, 8192, tied=True, head_dim=256, architecture="Gemma2ForCausalLM",
+           window=4096, every_other=True, parameters=9_241_705_984),
 )}  # fmt: skip
-"""OPT is here for the study of the paper; the engine does not run it."""
+"""The engine runs neither OPT, here for the study of the paper, nor Gemma 2, here for its windows in every other layer."""
 
 
 def model_from_config(path: Path) -> PlannedModel:
-    """A model from its config.json. Raises ModelLoadError naming the field that is wrong or not supported."""
+    """A model from its config.json, named by its directory. Raises ModelLoadError naming the field that is wrong or not supported."""
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} is not a config.json: {error}") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path} is not a config.json: it holds no object")
-    return PlannedModel(path.parent.name or str(path.parent), spec_from_hf(config))
+    return PlannedModel(str(path.parent), spec_from_hf(config), is_here=any(path.parent.glob("*.safetensors")))

@@ -1,4 +1,4 @@
-"""What fits: bytes per token, blocks, requests at once, devices for a load; from a model's numbers alone.
+"""What fits: bytes per token, blocks, requests at once; from a model's numbers alone.
 
 The blocks are those of the engine: the same function settles them at its start (``engine.memory.plan_cache``).
 """
@@ -7,28 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from octavo.blocks import blocks_for
 from octavo.config import DTYPES, KV_DTYPES, LEGAL_BLOCK_SIZES, CacheConfig, SchedulerConfig
-from octavo.engine.memory import TYPICAL_TOKENS, CachePlan, format_bytes, plan_cache
+from octavo.engine.memory import CachePlan, format_bytes, plan_cache
 from octavo.errors import ConfigError, MemoryConfigError
 from octavo.models.spec import DecoderSpec
 from octavo.planner.known_models import BYTES, KNOWN_MODELS, PlannedModel, PlannedWeights
-from octavo.planner.latency_model import LatencyModel, StepLoad
+from octavo.planner.lengths import Lengths, check_lengths, mean_blocks, that_fit, typical_lengths
 
 SPARE = 0.95
 """Share of the memory that is planned with; the rest is for fragmentation and the runtime."""
 
 
-class Lengths(NamedTuple):
-    """Prompt and output tokens of one request."""
-
-    prompt: int
-    output: int
-
-
-TYPICAL = Lengths(161, TYPICAL_TOKENS - 161)
+def longest_request(spec: DecoderSpec, scheduler: SchedulerConfig) -> int:
+    """Most tokens of one request that model and settings allow."""
+    return min(scheduler.max_model_len or spec.max_position, spec.max_position)
 
 
 def workspace_bytes(spec: DecoderSpec, scheduler: SchedulerConfig) -> int:
@@ -38,6 +33,11 @@ def workspace_bytes(spec: DecoderSpec, scheduler: SchedulerConfig) -> int:
     return 4 * (rows * row + min(rows, scheduler.max_num_seqs) * spec.vocab_size)
 
 
+def left_for_kv(memory: int, weights: int, workspace: int, degree: int = 1) -> int:
+    """Bytes for keys and values on ``degree`` devices of ``memory`` bytes that share the weights; each has a workspace. May be negative."""
+    return int(degree * memory * SPARE) - weights - degree * workspace
+
+
 def layer_groups(spec: DecoderSpec) -> list[tuple[int, int | None]]:
     """(layers, window) for each window that occurs; None is all tokens."""
     windows = [spec.window(layer) for layer in range(spec.num_layers)]
@@ -45,8 +45,10 @@ def layer_groups(spec: DecoderSpec) -> list[tuple[int, int | None]]:
 
 
 def kv_bytes_of_request(model: PlannedModel, num_tokens: int, dtype: str, windows: bool = False) -> int:
-    """Bytes of keys and values of one request. With ``windows``, layers keep no more than their window, as a pool per layer
-    group would; the engine's one pool keeps all."""
+    """Bytes of keys and values of one request. With ``windows``, layers keep no more than their window, as a pool per layer group would.
+
+    The engine's one pool keeps all tokens of all layers: its block manager knows no windows, so they save reads and no blocks.
+    """
     layer = model.kv_bytes_per_token(dtype) // model.spec.num_layers
     kept = (count * min(num_tokens, window) if windows and window else count * num_tokens for count, window in layer_groups(model.spec))
     return layer * sum(kept)
@@ -63,7 +65,7 @@ class Fit:
     at_maximum: int
     """Requests of max_model_len at once."""
     at_typical: int
-    """Requests of typical length at once, each at its end."""
+    """Requests of typical length at once, each at its end; of those that fit at all, as below."""
     on_average: float
     """Requests of the trace (or typical ones) at once, weighted by how long they stay, each as long as it is at the time."""
     table_entries: int
@@ -92,8 +94,12 @@ class MemoryPlan:
     """What the engine settles at its start with the given settings and so much memory available, or None where it refuses ..."""
     refusal: str | None
     """... and why."""
+    unsupported: str | None
+    """Why the engine runs this with no settings: other weights, another KV dtype, or several devices. None where it can."""
     settings: dict[str, Any]
     """Arguments of ``LLM`` that use all of the memory; empty where nothing fits."""
+    num_too_long: int
+    """Requests longer than what ``settings`` allow, and counted nowhere."""
     advice: list[str]
     """What would fit, where this does not."""
 
@@ -109,28 +115,28 @@ def plan_memory(
     *,
     dtype: str = "auto",
     quantize: str | None = None,
-    kv_dtypes: Sequence[str] = ("bfloat16", "int8"),
-    lengths: Sequence[Lengths] = (TYPICAL,),
+    kv_dtypes: Sequence[str] = ("auto", "int8"),
+    lengths: Sequence[Lengths] | None = None,
     tensor_parallel: int | None = None,
 ) -> MemoryPlan:
     """Work out what fits into ``memory`` bytes. ``tensor_parallel`` devices of that size, or as few as will do.
 
     ``dtype`` and ``quantize`` are those of ``config.ModelConfig``; fp8 and int8 are dtypes of weights on other machines. The first of
-    ``kv_dtypes`` is the one of the engine's start and of the settings.
+    ``kv_dtypes`` is the one of the engine's start and of the settings; auto is the weights' dtype. Raises ConfigError for settings
+    that are not legal, and where no request of ``lengths`` (default: a typical one) is legal.
     """
-    for name in kv_dtypes:
-        if name not in BYTES:
-            raise ConfigError(f"dtype {name!r} is not known to the planner; choose one of {', '.join(BYTES)}")
-    longest = min(scheduler.max_model_len or model.spec.max_position, model.spec.max_position)
+    longest = longest_request(model.spec, scheduler)
+    lengths = [typical_lengths(longest)] if lengths is None else lengths
+    check_lengths(lengths, longest)
     planned, workspace = model.weights(dtype, quantize), workspace_bytes(model.spec, scheduler)
-    weights = planned.nbytes
-    degree = tensor_parallel or _tensor_parallel(model, memory, weights, workspace, kv_dtypes[0])
-    left = int(degree * memory * SPARE) - weights - degree * workspace
-    fits = [fit for kv in kv_dtypes for size in LEGAL_BLOCK_SIZES if (fit := _fit(model, left, size, kv, longest, lengths)).num_blocks]
-    engine, refusal = (
-        _engine_start(model, memory, cache, scheduler, planned, kv_dtypes[0]) if degree == 1 else (None, "it runs on one device")
-    )
-    settings = _settings(model, left, cache, scheduler, kv_dtypes[0], longest, lengths)
+    weights, kvs = planned.nbytes, kv_dtypes_for(kv_dtypes, planned)
+    degree = _tensor_parallel(model, memory, weights, workspace, kvs[0]) if tensor_parallel is None else tensor_parallel
+    check_degree(model.spec, degree)
+    left = left_for_kv(memory, weights, workspace, degree)
+    fits = [fit for kv in kvs for size in LEGAL_BLOCK_SIZES if (fit := _fit(model, left, size, kv, longest, lengths)).num_blocks]
+    unsupported = _unsupported(model, planned, kvs[0], degree)
+    engine, refusal = (None, unsupported) if unsupported else _engine_start(model, memory, cache, scheduler, planned, kvs[0])
+    settings = _settings(model, left, cache, scheduler, kvs[0], longest, lengths)
     if settings and planned.dtype is not None:
         settings |= {name: value for name, value in (("dtype", dtype), ("quantize", quantize)) if value not in ("auto", None)}
     return MemoryPlan(
@@ -142,52 +148,68 @@ def plan_memory(
         weights=weights,
         workspace=workspace * degree,
         kv_memory=left,
-        bytes_per_token={kv: model.kv_bytes_per_token(kv) for kv in kv_dtypes},
+        bytes_per_token={kv: model.kv_bytes_per_token(kv) for kv in kvs},
         groups=layer_groups(model.spec),
         fits=fits,
         engine=engine,
         refusal=refusal,
+        unsupported=unsupported,
         settings=settings,
-        advice=[] if settings.get("max_model_len") == longest else _advice(model, memory, weights, workspace, kv_dtypes[0], longest),
+        num_too_long=len(lengths) - len(that_fit(lengths, settings.get("max_model_len", longest))),
+        advice=[] if settings.get("max_model_len") == longest else _advice(model, memory, weights, workspace, kvs[0], longest),
     )
+
+
+def kv_dtypes_for(names: Sequence[str], weights: PlannedWeights) -> list[str]:
+    """KV dtypes without auto, which is that of the weights, and without repetitions. Raises ConfigError with the legal ones."""
+    for name in names:
+        if name != "auto" and name not in BYTES:
+            raise ConfigError(f"KV dtype {name!r} is not known to the planner; choose one of auto, {', '.join(BYTES)}")
+    return list(dict.fromkeys(weights.kv_dtype if name == "auto" else name for name in names))
+
+
+def legal_degrees(spec: DecoderSpec) -> list[int]:
+    """Numbers of devices that can share a model: each gets whole kv heads."""
+    return [degree for degree in range(1, spec.num_kv_heads + 1) if spec.num_kv_heads % degree == 0]
+
+
+def check_degree(spec: DecoderSpec, degree: int) -> None:
+    """Raises ConfigError where so many devices cannot share a model."""
+    if degree not in (legal := legal_degrees(spec)):
+        raise ConfigError(
+            f"tensor_parallel={degree} does not share {spec.num_kv_heads} kv heads out evenly; choose one of {', '.join(map(str, legal))}"
+        )
 
 
 def _fit(model: PlannedModel, left: int, size: int, kv_dtype: str, longest: int, lengths: Sequence[Lengths]) -> Fit:
     num_blocks = max(0, left) // (model.kv_bytes_per_token(kv_dtype) * size)
-    typical = sum(n.prompt + n.output for n in lengths) // len(lengths)
+    served = that_fit(lengths, min(longest, num_blocks * size))
+    typical = sum(n.total for n in served) // max(1, len(served))
     return Fit(
         block_size=size,
         kv_dtype=kv_dtype,
         num_blocks=num_blocks,
         num_tokens=num_blocks * size,
         at_maximum=num_blocks // blocks_for(longest, size),
-        at_typical=num_blocks // blocks_for(min(longest, typical), size),
-        on_average=num_blocks / mean_blocks(lengths, size),
+        at_typical=num_blocks // blocks_for(typical, size) if served else 0,
+        on_average=num_blocks / mean_blocks(served, size) if served else 0.0,
         table_entries=blocks_for(longest, size),
     )
 
 
-def mean_blocks(lengths: Sequence[Lengths], block_size: int) -> float:
-    """Blocks that a running request holds on average.
-
-    A request stays as long as its output, and holds blocks for its prompt and what there is of the output: half, on average, and half a
-    block that is not filled.
-    """
-    stay = sum(n.output for n in lengths)
-    held = sum(n.output * (n.prompt + n.output / 2) for n in lengths) / stay
-    return held / block_size + (block_size - 1) / (2 * block_size)
+def _unsupported(model: PlannedModel, weights: PlannedWeights, kv_dtype: str, degree: int) -> str | None:
+    """Why the engine cannot be started so with any memory."""
+    if weights.dtype is None:
+        return f"the engine does not run {model.name} in {weights.name}; it runs the Llama family in {', '.join(DTYPES[1:])} or quantised"
+    if kv_dtype not in KV_DTYPES:
+        return f"the engine does not keep keys and values in {kv_dtype}; choose one of {', '.join(KV_DTYPES)}"
+    return "it runs on one device" if degree > 1 else None
 
 
 def _engine_start(
     model: PlannedModel, memory: int, cache: CacheConfig, scheduler: SchedulerConfig, weights: PlannedWeights, kv_dtype: str
 ) -> tuple[CachePlan | None, str | None]:
-    if weights.dtype is None:
-        return (
-            None,
-            f"the engine does not run {model.name} in {weights.name}; it runs the Llama family in {', '.join(DTYPES[1:])} or quantised",
-        )
-    if kv_dtype not in KV_DTYPES:
-        return None, f"the engine does not keep keys and values in {kv_dtype}; choose one of {', '.join(KV_DTYPES)}"
+    assert weights.dtype is not None, "weights that the engine runs have a dtype"
     try:
         return plan_cache(model.spec, weights.dtype, replace(cache, kv_dtype=kv_dtype), scheduler, memory, weights.nbytes), None
     except MemoryConfigError as error:
@@ -203,12 +225,14 @@ def _settings(
     num_blocks = left // block_bytes
     if num_blocks < blocks_for(2, size):
         return {}
-    at_once = max(1, int(num_blocks / mean_blocks(lengths, size)))
+    limit = min(longest, num_blocks * size)
+    served = that_fit(lengths, limit)
+    at_once = max(1, int(num_blocks / mean_blocks(served, size))) if served else 1
     return {
         "kv_dtype": kv_dtype,
         "block_size": size,
         "kv_memory": num_blocks * block_bytes,
-        "max_model_len": min(longest, num_blocks * size),
+        "max_model_len": limit,
         "max_num_seqs": min(at_once, scheduler.max_num_seqs),
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
     }
@@ -247,40 +271,3 @@ def _smallest(model: PlannedModel, kv_dtype: str) -> int:
     """Bytes with which a model is of any use: 2,048 tokens of KV."""
     workspace = workspace_bytes(model.spec, SchedulerConfig())
     return model.weight_bytes("bfloat16") + workspace + 2048 * model.kv_bytes_per_token(kv_dtype)
-
-
-# ---------------------------------------------------------------- a load
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """Replicas for a target load."""
-
-    rate: float
-    """Requests a second wanted."""
-    capacity: float
-    """Requests a second that one replica completes when it is full."""
-    at_once: int
-    """Requests that run at once then."""
-    step_seconds: float
-    """Of a step of that many decodes: the time per output token."""
-    replicas: int
-
-
-def plan_load(
-    latency: LatencyModel, lengths: Sequence[Lengths], at_once: int, rate: float, utilisation: float = 0.8
-) -> LoadPlan:  # fmt: skip
-    """Replicas that serve ``rate`` requests a second, each used to ``utilisation`` of what it completes when full.
-
-    A full replica runs ``at_once`` requests; each takes its share of the decode steps, and its prefill by itself.
-    """
-    if at_once < 1:
-        raise ConfigError("no request fits, so no number of replicas serves a load; see what would fit")
-    count = len(lengths)
-    prompt, output = (sum(column) / count for column in zip(*lengths, strict=True))
-    context = int(at_once * (prompt + output / 2))
-    step = latency.seconds(StepLoad(at_once, at_once, at_once, context, context))
-    chunk = int(prompt)
-    prefill = latency.seconds(StepLoad(chunk, 1, 1, chunk, chunk * (chunk + 1) // 2)) - latency.seconds(StepLoad(0, 0, 0, 0, 0))
-    capacity = 1 / (output * step / at_once + max(0.0, prefill))
-    return LoadPlan(rate, capacity, at_once, step, max(1, -int(-rate // (capacity * utilisation))))

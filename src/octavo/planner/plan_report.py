@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from octavo.engine.memory import format_bytes
-from octavo.errors import ConfigError
 from octavo.planner.known_models import PlannedModel
-from octavo.planner.latency_model import Device, LatencyModel, roofline
-from octavo.planner.memory_model import Lengths, LoadPlan, MemoryPlan, kv_bytes_of_request, plan_load
-from octavo.planner.profile import Profile
-from octavo.planner.report import table
+from octavo.planner.lengths import Lengths
+from octavo.planner.memory_model import MemoryPlan, kv_bytes_of_request
+from octavo.planner.tables import table
+
+if TYPE_CHECKING:
+    from octavo.planner.load_plan import LoadPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Replicas for a load, and on what."""
-
-    plan: LoadPlan
-    device: str
-    tensor_parallel: int
-    source: str
-    """Where the speed of the device comes from."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self.plan) | {"device": self.device, "tensor_parallel": self.tensor_parallel, "source": self.source}
-
-
-def load_for(model: PlannedModel, plan: MemoryPlan, lengths: Sequence[Lengths], rate: float, device: Device | Profile | None) -> Load:
-    """How many replicas serve ``rate`` requests a second on these devices."""
-    if device is None:
-        raise ConfigError(
-            f"the speed of the device is needed for a rate: name it with --gpu, or measure {model.name} here with `octavo bench kernels`"
-        )
-    if rate <= 0:
-        raise ConfigError(f"rate must be positive, not {rate}")
-    at_once = int(plan.settings.get("max_num_seqs", 0))
-    if isinstance(device, Profile):
-        latency: LatencyModel = device.with_block_size(plan.settings.get("block_size", 16))
-        return Load(plan_load(latency, lengths, at_once, rate), "this machine", 1, f"measured on {device.machine}")
-    kv_dtype = next(iter(plan.bytes_per_token))
-    latency = roofline(model.spec, plan.weights, plan.bytes_per_token[kv_dtype], device, plan.tensor_parallel)
-    return Load(plan_load(latency, lengths, at_once, rate), device.name, plan.tensor_parallel, f"estimated from {device.source}")
-
-
-def describe_plan(model: PlannedModel, plan: MemoryPlan, lengths: Sequence[Lengths], load: Load | None) -> str:
+def describe_plan(model: PlannedModel, plan: MemoryPlan, lengths: Sequence[Lengths], load: LoadPlan | None) -> str:
     """The whole answer."""
     parts = [_budget(plan), _tokens(model, plan), _fits(plan, lengths)]
     if plan.engine is not None:
@@ -54,7 +24,7 @@ def describe_plan(model: PlannedModel, plan: MemoryPlan, lengths: Sequence[Lengt
     else:
         parts.append(f"The engine would not start so: {plan.refusal}")
     if plan.settings:
-        parts.append(f"To use all of it:\n  {_flags(plan)}")
+        parts.append(_start(model, plan))
     if plan.advice:
         parts.append("What would fit:\n" + "\n".join(f"  - {line}" for line in plan.advice))
     if load is not None:
@@ -75,37 +45,56 @@ def _tokens(model: PlannedModel, plan: MemoryPlan) -> str:
     spec = model.spec
     lines = [f"Per token: 2 x {spec.num_layers} layers x {spec.num_kv_heads} kv heads x {spec.head_dim} x bytes = "
              + ", ".join(f"{size:,} bytes ({kv})" for kv, size in plan.bytes_per_token.items())]  # fmt: skip
-    windowed = [(count, window) for count, window in plan.groups if window is not None]
-    if windowed:
-        kv = next(iter(plan.bytes_per_token))
-        full, kept = (kv_bytes_of_request(model, plan.max_model_len, kv, windows) for windows in (False, True))
-        groups = ", ".join(f"{count} layers see {window:,} tokens" for count, window in windowed)
-        lines.append(
-            f"  {groups}: one request of {plan.max_model_len:,} needs {format_bytes(kept)} of the {format_bytes(full)} that one pool keeps"
-        )
+    if any(window is not None for _, window in plan.groups):
+        lines.append(_windows(model, plan))
     return "\n".join(lines)
+
+
+def _windows(model: PlannedModel, plan: MemoryPlan) -> str:
+    kv = next(iter(plan.bytes_per_token))
+    full, kept = (format_bytes(kv_bytes_of_request(model, plan.max_model_len, kv, windows)) for windows in (False, True))
+    groups = ", ".join(f"{count} layers see {'all' if window is None else f'{window:,}'} tokens" for count, window in plan.groups)
+    return (
+        f"  {groups}; but the engine keeps all tokens of all layers in one pool, so windows save no blocks and all counts are without them\n"
+        f"  (one request of {plan.max_model_len:,} tokens takes {full}; with a pool for each group of layers it would take {kept})"
+    )
 
 
 def _fits(plan: MemoryPlan, lengths: Sequence[Lengths]) -> str:
     if not plan.fits:
         return "No block fits."
-    which = f"the trace's {len(lengths):,} requests" if len(lengths) > 1 else f"{lengths[0].prompt} + {lengths[0].output} tokens"
+    which = f"{len(lengths):,} requests" if len(lengths) > 1 else f"{lengths[0].prompt} + {lengths[0].output} tokens"
     rows = [
         [f.kv_dtype, f.block_size, f.num_blocks, f.num_tokens, f.at_maximum, f.at_typical, f.on_average, f.table_entries] for f in plan.fits
     ]
     header = ["KV dtype", "block", "blocks", "tokens", f"at {plan.max_model_len:,}", "typical, at end", "typical, running", "table entries"]
-    return f"Requests at once; typical: {which}\n" + table(header, rows)
+    return f"Requests at once; typical: {which}\n" + table(header, rows) + _too_long(plan, lengths)
 
 
-def _flags(plan: MemoryPlan) -> str:
-    command = "octavo generate " if plan.tensor_parallel == 1 else ""
-    return command + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in plan.settings.items())
+def _too_long(plan: MemoryPlan, lengths: Sequence[Lengths]) -> str:
+    if not plan.num_too_long:
+        return ""
+    limit = plan.settings.get("max_model_len", plan.max_model_len)
+    return f"\n{plan.num_too_long:,} of {len(lengths):,} request(s) are longer than the {limit:,} tokens that fit: refused, and not counted"
 
 
-def _load(load: Load) -> str:
-    p = load.plan
+def _start(model: PlannedModel, plan: MemoryPlan) -> str:
+    """How to start this engine, or what to tell another."""
+    if plan.unsupported is not None:
+        named = {"weights": plan.formats, "tensor_parallel": plan.tensor_parallel} | plan.settings
+        return "An engine that can, told to use all of it:\n  " + ", ".join(f"{name}={value}" for name, value in named.items())
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in plan.settings.items())
+    elsewhere = (
+        "" if model.is_here else f"\n  (the weights of {model.name} are not here: name their directory, .gguf file or hub id instead)"
+    )
+    return f"To use all of it:\n  octavo serve {shlex.quote(model.name)} {flags}{elsewhere}"
+
+
+def _load(load: LoadPlan) -> str:
     return (
-        f"{p.rate:g} requests/s: {p.replicas} replica(s) of {load.tensor_parallel} x {load.device}, each used to 80 % of "
-        f"{p.capacity:.2f} requests/s at {p.at_once} at once, {p.step_seconds * 1e3:.1f} ms per output token\n"
+        f"{load.rate:g} requests/s: {load.replicas:,} replica(s) of {load.tensor_parallel} x {load.device}, each used to 80 % of the "
+        f"{load.capacity:.2f} requests/s that it completes\n"
+        f"  simulated: {load.num_simulated:,} requests that share nothing, all waiting, at most {load.at_once} at once, "
+        f"{load.num_preemptions:,} preemptions; {load.step_seconds * 1e3:.1f} ms per output token\n"
         f"  ({load.source}; simulate a trace for the tails)"
     )

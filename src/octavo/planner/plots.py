@@ -1,22 +1,21 @@
-"""Figures by matplotlib, loaded only here, and a report as one HTML file."""
+"""Figures by matplotlib, loaded only here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.errors import ConfigError
 from octavo.planner.accounting import KINDS
+from octavo.planner.output_files import NO_MATPLOTLIB, check_figure
 from octavo.planner.paper import PAPER, PaperStudy
 from octavo.planner.report import timeline
 from octavo.planner.studies import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 COLOURS = {"used": "#2b6cb0", "reserved": "#90cdf4", "internal": "#ed8936", "external": "#c53030", "free": "#e2e8f0"}
 
@@ -27,7 +26,12 @@ def write_plot(result: StudyResult, path: Path) -> None:
 
 
 def plot_paper(study: PaperStudy, path: Path) -> None:
-    """The paper's figure 2, with its own bars beside ours."""
+    """The paper's figure 2, with its own bars beside ours. ``path`` ends in .png or .svg."""
+    _save(paper_figure(study), path)
+
+
+def paper_figure(study: PaperStudy) -> Figure:
+    """The bars of the paper's figure 2, and ours."""
     figure = _figure(8, 4.5)
     axes = figure.subplots()
     bars = {scheme: row for scheme, row in study.rows.items() if scheme in PAPER}
@@ -37,7 +41,7 @@ def plot_paper(study: PaperStudy, path: Path) -> None:
     axes.set_xticks(range(len(names)), names, rotation=0, ha="center")
     axes.set_title("KV memory by kind, beside arXiv 2309.06180, figure 2")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS), fontsize=8, frameon=False)
-    _save(figure, path)
+    return figure
 
 
 SWEPT: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -47,7 +51,8 @@ SWEPT: dict[str, Callable[[dict[str, Any]], float]] = {
     "table entries per request": lambda s: s["metadata"]["table_entries_per_request"],
     "metadata, % of the KV memory": lambda s: 100 * s["metadata"]["share_of_kv_memory"],
     "attention, µs per 1,000 keys (measured)": lambda s: s["attention"]["us_per_1000_keys"],
-    "prefix hit rate, %": lambda s: 100 * s["prefix"]["hit_rate"],
+    "prompt tokens found in the prefix cache": lambda s: s["prefix"]["tokens_saved"],
+    "shared slots, % of the memory": lambda s: 100 * s["memory"]["all"]["shared"],
     "output tokens per second": lambda s: s["throughput"]["output_tokens_per_second"],
     "goodput, requests per second": lambda s: s["throughput"]["goodput"],
     "preemptions": lambda s: s["preemptions"],
@@ -56,16 +61,32 @@ SWEPT: dict[str, Callable[[dict[str, Any]], float]] = {
 
 def overview(result: StudyResult) -> Figure:
     """One figure of a study: a sweep's lines, or its runs side by side."""
+    what = swept(result)
+    return _side_by_side(result) if what is None else _swept(result, what)
+
+
+def swept(result: StudyResult) -> Literal["block_size", "num_slots"] | None:
+    """What differs between the runs of a scheme; None where there is one run of each."""
     configs = [run.config for run in result.results.values()]
-    sizes, slots = {c.block_size for c in configs if c.scheme == "paged"}, {c.num_slots for c in configs}
-    return _swept(result, "block_size" if len(sizes) > 1 else "num_slots") if len(sizes) > 1 or len(slots) > 1 else _side_by_side(result)
+    if len({c.block_size for c in configs if c.scheme == "paged"}) > 1:
+        return "block_size"
+    return "num_slots" if len({c.num_slots for c in configs}) > 1 else None
+
+
+def over_time(result: StudyResult) -> Figure:
+    """The memory of each run by kind, over time."""
+    num_rows = (len(result.results) + 2) // 3
+    figure = _figure(13, 0.6 + 1.9 * num_rows)
+    _grid_over_time(figure, result)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(KINDS), fontsize=8, frameon=False)
+    return figure
 
 
 def _swept(result: StudyResult, what: str) -> Figure:
     """Figures against the block size, or the memory; a line for each scheme."""
-    figure = _figure(14, 6.5)
+    figure = _figure(13, 9)
     lines = _lines(result, what)
-    for axes, (title, value) in zip(figure.subplots(2, 4).flat, SWEPT.items(), strict=True):
+    for axes, (title, value) in zip(figure.subplots(3, 3).flat, SWEPT.items(), strict=True):
         try:
             points = {label: ([x for x, _ in line], [value(result.summaries[name]) for _, name in line]) for label, line in lines.items()}
         except (KeyError, TypeError):  # not measured
@@ -90,8 +111,8 @@ def _lines(result: StudyResult, what: str) -> dict[str, list[tuple[float, str]]]
 
 
 def _lines_of(axes: Axes, points: dict[str, tuple[list[float], list[float]]], below: str) -> None:
-    for label, (places, values) in points.items():
-        axes.plot(places, values, marker="o", markersize=4, label=label)
+    for number, (label, (places, values)) in enumerate(points.items()):
+        axes.plot(places, values, label=label, **_style(number, len(points)))
     places = sorted({place for line, _ in points.values() for place in line})
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [f"{place:,.0f}" for place in places], fontsize=7)
@@ -100,6 +121,17 @@ def _lines_of(axes: Axes, points: dict[str, tuple[list[float], list[float]]], be
     axes.tick_params(axis="y", labelsize=7)
     axes.set_xlabel(below, fontsize=8)
     axes.grid(alpha=0.25)
+
+
+def _style(number: int, count: int) -> dict[str, Any]:
+    """How a line is drawn so that those drawn later over the same points leave it visible: later ones are thinner, and dashed."""
+    behind = (count - 1 - number) / max(1, count - 1)
+    return {
+        "linestyle": ("-", "--", "-.", ":")[number % 4],
+        "linewidth": 1.4 + 3.6 * behind,
+        "marker": "o",
+        "markersize": 3 + 5 * behind,
+    }
 
 
 def _side_by_side(result: StudyResult) -> Figure:
@@ -113,18 +145,25 @@ def _side_by_side(result: StudyResult) -> Figure:
     pressed = any(s["memory"]["pressed_seconds"] for s in result.summaries.values())
     shares = [s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"] for s in result.summaries.values()]
     _stack(memory, [_label(run) for run in runs], shares)
-    top.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS), fontsize=8, frameon=False)
+    _mark_shared(memory, [share["shared"] for share in shares])
+    top.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS) + 1, fontsize=8, frameon=False)
     memory.set_title("KV memory" + (" while requests waited" if pressed else ""), fontsize=10)
     _bars(batch, runs, [s["batch"]["mean"] for s in result.summaries.values()], "requests in a batch, mean")
     _bars(speed, runs, [s["throughput"]["output_tokens_per_second"] for s in result.summaries.values()], "output tokens per second")
-    grid = bottom.subplots(num_rows, min(3, len(runs)), squeeze=False, sharey=True, sharex=True)
+    _grid_over_time(bottom, result)
+    return figure
+
+
+def _grid_over_time(figure: Figure | SubFigure, result: StudyResult) -> None:
+    """A panel for each run, three in a row."""
+    runs = list(result.results)
+    grid = figure.subplots((len(runs) + 2) // 3, min(3, len(runs)), squeeze=False, sharey=True, sharex=True)
     for axes, name in zip(grid.flat, runs, strict=False):
         _over_time(axes, name, result)
     for axes in list(grid.flat)[len(runs) :]:
         axes.set_axis_off()
-    bottom.supxlabel("seconds", fontsize=8)
-    bottom.supylabel("share of the KV memory", fontsize=8)
-    return figure
+    figure.supxlabel("seconds", fontsize=8)
+    figure.supylabel("share of the KV memory; dashed: shared, beside used", fontsize=8)
 
 
 def _label(name: str) -> str:
@@ -149,6 +188,14 @@ def _stack(axes: Axes, names: list[str], rows: list[dict[str, float]]) -> None:
     _name(axes, names)
 
 
+def _mark_shared(axes: Axes, shares: list[float]) -> None:
+    """A line across each bar: the slots that would be used beside it without sharing, up to all of the memory."""
+    if any(shares):
+        places = [place for place, share in enumerate(shares) if share]
+        axes.hlines([min(1.0, shares[place]) for place in places], [p - 0.4 for p in places], [p + 0.4 for p in places],
+                    colors="black", linestyles="dashed", label="shared, beside used")  # fmt: skip
+
+
 def _bars(axes: Axes, names: list[str], heights: list[float], title: str) -> None:
     bars = axes.bar(range(len(names)), heights, color=COLOURS["used"])
     axes.bar_label(bars, [f"{height:,.0f}" if height >= 100 else f"{height:.3g}" for height in heights], fontsize=7)
@@ -170,7 +217,9 @@ def _over_time(axes: Axes, name: str, result: StudyResult) -> None:
     moments = timeline(result.results[name])
     times = [moment.time for moment in moments]
     columns = [[moment.shares[kind] for moment in moments] for kind in KINDS]
-    axes.stackplot(times, columns, colors=[COLOURS[kind] for kind in KINDS])
+    axes.stackplot(times, columns, colors=[COLOURS[kind] for kind in KINDS], labels=KINDS)
+    if any(moment.shared for moment in moments):
+        axes.plot(times, [moment.shared for moment in moments], color="black", linestyle="dashed", linewidth=0.8)
     axes.set_title(name.replace("_", " "), fontsize=8)
     axes.set_ylim(0, 1)
     axes.margins(x=0)
@@ -182,52 +231,10 @@ def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("figures need matplotlib: pip install 'octavo[plot]'") from None
+        raise ConfigError(NO_MATPLOTLIB) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Figure, path: Path) -> None:
-    if path.suffix not in (".png", ".svg"):
-        raise ConfigError(f"a figure is written as .png or .svg, not {path.name}")
+    check_figure(path)
     figure.savefig(path, dpi=150)
-
-
-def write_html(result: StudyResult, path: Path) -> None:
-    """Everything in one file that needs no other: figure (SVG), tables, and the requests' figures by percentile."""
-    svg = StringIO()
-    overview(result).savefig(svg, format="svg")
-    drawing = svg.getvalue()
-    drawing = drawing[drawing.index("<svg") :]
-    path.write_text(_PAGE.format(title=escape(result.study.title), text=escape(result.describe()), svg=drawing, rows=_rows(result)))
-
-
-def _rows(result: StudyResult) -> str:
-    rows = []
-    for name, s in result.summaries.items():
-        cells: list[Any] = [name]
-        for figure in ("ttft", "tpot", "latency"):
-            cells += [f"{s[figure][p]:.4g}" if p in s[figure] else "–" for p in ("p50", "p90", "p99")]
-        rows.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
-    return "\n".join(rows)
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>octavo simulate: {title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #1a202c }}
-pre {{ font-size: 12px; overflow-x: auto; background: #f7fafc; padding: 1rem }}
-table {{ border-collapse: collapse }} td, th {{ padding: .2rem .8rem; border-bottom: 1px solid #e2e8f0; text-align: right }}
-td:first-child {{ text-align: left }} svg {{ width: 100%; height: auto }}
-</style>
-<h1>{title}</h1>
-{svg}
-<h2>Percentiles, in seconds</h2>
-<table>
-<tr><th></th><th colspan="3">time to first token</th><th colspan="3">time per output token</th><th colspan="3">to the end</th></tr>
-<tr><th>run</th><th>p50</th><th>p90</th><th>p99</th><th>p50</th><th>p90</th><th>p99</th><th>p50</th><th>p90</th><th>p99</th></tr>
-{rows}
-</table>
-<h2>All figures</h2>
-<pre>{text}</pre>
-</html>
-"""

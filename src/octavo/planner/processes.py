@@ -39,6 +39,7 @@ class _Ended(NamedTuple):
     metrics: RequestMetrics | None
     num_output: int
     reason: str
+    refusal: str
 
 
 class _Part(NamedTuple):
@@ -80,7 +81,7 @@ def _run(part: int) -> _Part:
     mine = [(request, home // w.num_parts) for request, home in zip(w.requests, w.homes, strict=True) if home % w.num_parts == part]
     replicas = [Replica(index, w.config, w.latency) for index in range(part, w.num_replicas, w.num_parts)]
     result = Fleet(replicas, _Homes({request.id: place for request, place in mine})).run([request for request, _ in mine], w.config)
-    ended = [_Ended(r.request.id, r.replica, r.arrival, r.metrics, r.num_output, r.reason) for r in result.records]
+    ended = [_Ended(r.request.id, r.replica, r.arrival, r.metrics, r.num_output, r.reason, r.refusal) for r in result.records]
     return _Part(ended, result.replicas, result.start, result.end)
 
 

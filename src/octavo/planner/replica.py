@@ -10,7 +10,7 @@ from octavo.blocks import BlockManager, blocks_for
 from octavo.config import SchedulerConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.events import EventLog
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.errors import ConfigError, ContextLengthError, InvalidRequestError
 from octavo.limits import RequestLimits
 from octavo.planner.allocators import SCHEMES, ContiguousManager, Placement
 from octavo.planner.latency_model import LatencyModel
@@ -74,6 +74,8 @@ class Record:
     """Output tokens, of all its samples."""
     reason: str
     """length, abort, or refused."""
+    refusal: str = ""
+    """Why it was refused; empty where it was not."""
 
     @property
     def completed(self) -> bool:
@@ -139,9 +141,10 @@ class Replica:
         self._admits_nobody = False
         later, self.clock.now = self.clock.now, now
         try:
-            engine_id = self.core.add_request(request.token_ids(), _params(request.output_len, request.n, request.beams))
-        except InvalidRequestError:
-            return Record(request, self.index, now, None, 0, "refused")
+            tokens = request.token_ids(self.config.max_model_len)  # a longer prompt is refused as one of this length is
+            engine_id = self.core.add_request(tokens, _params(request.output_len, request.n, request.beams))
+        except InvalidRequestError as error:
+            return Record(request, self.index, now, None, 0, "refused", self._refusal(request, error))
         finally:
             self.clock.now = later
         self.live[engine_id], self._ids[request.id] = request, engine_id
@@ -152,6 +155,14 @@ class Replica:
         if request.beams:
             self.runner.beams[engine_id] = request.n
         return None
+
+    def _refusal(self, request: SimRequest, error: InvalidRequestError) -> str:
+        """Why, in words that are the same for all requests refused for the same reason."""
+        if not isinstance(error, ContextLengthError):
+            return str(error).partition(": ")[0]
+        if request.num_tokens > self.config.max_model_len:
+            return f"longer than {self.config.max_model_len:,} tokens"
+        return f"more than the KV memory's {self.config.num_slots:,} tokens hold"
 
     def cancel(self, request_id: int, now: float) -> list[Record]:
         """Give a request up, if it has not ended."""

@@ -1,12 +1,12 @@
-"""Figures of a simulation as plain values, and tables of them as text."""
+"""Figures of a simulation as plain values."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.engine.memory import format_bytes
-from octavo.planner.accounting import merged
+from octavo.planner.accounting import KINDS, merged
 from octavo.planner.replica import Record, ReplicaFigures
 from octavo.planner.simulate import SimResult
 from octavo.planner.timeline import Moment, together
@@ -66,6 +66,7 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2, k
         "block_size": result.config.block_size if result.config.scheme == "paged" else None,
         "num_replicas": len(result.replicas),
         "requests": _counts(records),
+        "refusals": dict(sorted(Counter(record.refusal for record in records if record.refusal).items())),
         "seconds": seconds,
         "throughput": {
             "requests_per_second": len(completed) / seconds,
@@ -83,7 +84,7 @@ def summarise(result: SimResult, max_ttft: float = 2.0, max_tpot: float = 0.2, k
         "steps": sum(r.counts.num_steps for r in result.replicas),
         "prefix": prefix_figures(stats),
         "metadata": _metadata(result, kv_bytes_per_token),
-        "copies": _copies(result.replicas),
+        "copies": _copies(result.replicas, kv_bytes_per_token),
     }
 
 
@@ -139,13 +140,27 @@ def _metadata(result: SimResult, kv_bytes_per_token: int | None) -> dict[str, An
     }
 
 
-def _copies(replicas: Sequence[ReplicaFigures]) -> dict[str, int]:
-    return {"slots_copied": sum(r.num_slots_copied for r in replicas), "stalls": sum(r.num_stalls for r in replicas)}
+def _copies(replicas: Sequence[ReplicaFigures], kv_bytes_per_token: int | None) -> dict[str, int | None]:
+    """Of growing regions: what they copied, and how often one had to grow and could not."""
+    slots = sum(r.num_slots_copied for r in replicas)
+    return {
+        "slots_copied": slots,
+        "bytes_copied": None if kv_bytes_per_token is None else slots * kv_bytes_per_token,
+        "stalls": sum(r.num_stalls for r in replicas),
+    }
 
 
 def timeline(result: SimResult) -> list[Moment]:
     """The memory of all replicas together, over time."""
     return together([r.counts.timeline for r in result.replicas]).moments()
+
+
+def timeline_columns(result: SimResult) -> dict[str, list[float]]:
+    """``timeline`` by column: the middle of each span in seconds, requests running, and the share of all slots of each kind and ``shared``."""
+    moments = timeline(result)
+    columns = {kind: [moment.shares[kind] for moment in moments] for kind in KINDS}
+    rest = {"seconds": [m.time for m in moments], "running": [m.running for m in moments], "shared": [m.shared for m in moments]}
+    return rest | columns
 
 
 def unlimited_hit_rate(requests: Iterable[SimRequest]) -> float:
@@ -183,91 +198,3 @@ class _KnownRuns:
             self._longest[place] = max(longest, run.length)
             node = self._nodes.setdefault(key, len(self._nodes) + 1)
         return hit
-
-
-# ---------------------------------------------------------------- tables
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns under a header; numbers to the right.
-
-    >>> print(table(["name", "share"], [["a", 0.5], ["long", 12]]))
-    name  share
-    ----  -----
-    a       0.5
-    long     12
-    """
-    texts = [[_text(cell) for cell in row] for row in rows]
-    widths = [max(len(str(head)), *(len(row[i]) for row in texts)) if texts else len(head) for i, head in enumerate(header)]
-    lines = [[head.ljust(w) for head, w in zip(header, widths, strict=True)], ["-" * w for w in widths]]
-    for row, cells in zip(rows, texts, strict=True):
-        lines.append([c.rjust(w) if isinstance(v, int | float) or v is None or _is_share(c) else c.ljust(w)
-                      for v, c, w in zip(row, cells, widths, strict=True)])  # fmt: skip
-    return "\n".join("  ".join(line).rstrip() for line in lines)
-
-
-def _is_share(text: str) -> bool:
-    return text.endswith("%") and text[:-1].strip().replace(".", "").replace(",", "").isdigit()
-
-
-def _text(cell: object) -> str:
-    if cell is None:
-        return "-"
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
-
-
-def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Runs side by side: speed, memory, and what it costs to keep books of it."""
-    speed = [
-        "run",
-        "req/s",
-        "out tok/s",
-        "goodput",
-        "TTFT p50",
-        "p90",
-        "p99",
-        "TPOT p50",
-        "p90",
-        "end p50",
-        "p99",
-        "batch",
-        "preempt",
-        "hit rate",
-    ]
-    memory = ["run", "used", "reserved", "internal", "external", "free", "cached", "saved by sharing", "copied slots"]
-    books = ["run", "table entries", "tables, mean", "pool", "prefix index", "of KV memory", "attention, us/1k keys"]
-    if not any("attention" in s for s in summaries.values()):
-        books.pop()
-    parts = [
-        table(speed, [_speed_row(name, s) for name, s in summaries.items()]),
-        "Shares of the KV memory, averaged over time (while requests waited, where any did):",
-        table(memory, [_memory_row(name, s) for name, s in summaries.items()]),
-        "Metadata: block table entries of a running request; bytes of block tables, pool and prefix index:",
-        table(books, [_books_row(name, s)[: len(books)] for name, s in summaries.items()]),
-    ]
-    return "{}\n\n{}\n{}\n\n{}\n{}".format(*parts)
-
-
-def _speed_row(name: str, s: Mapping[str, Any]) -> list[object]:
-    t = s["throughput"]
-    return [
-        name, t["requests_per_second"], t["output_tokens_per_second"], t["goodput"], *(s["ttft"].get(p) for p in ("p50", "p90", "p99")),
-        *(s["tpot"].get(p) for p in ("p50", "p90")), *(s["latency"].get(p) for p in ("p50", "p99")), s["batch"]["mean"], s["preemptions"],
-        f"{s['prefix']['hit_rate']:.1%}",
-    ]  # fmt: skip
-
-
-def _memory_row(name: str, s: Mapping[str, Any]) -> list[object]:
-    shares = s["memory"]["pressed" if s["memory"]["pressed_seconds"] else "all"]
-    kinds = ("used", "reserved", "internal", "external", "free", "cached")
-    return [name, *(f"{shares[k]:.1%}" for k in kinds), f"{s['memory']['saved_by_sharing']:.1%}", s["copies"]["slots_copied"]]
-
-
-def _books_row(name: str, s: Mapping[str, Any]) -> list[object]:
-    m = s["metadata"]
-    sizes = (m["table_bytes"], m["pool_bytes"], m["index_bytes"])
-    share = "-" if m["share_of_kv_memory"] is None else f"{m['share_of_kv_memory']:.2%}"
-    attention = s.get("attention", {}).get("us_per_1000_keys")
-    return [name, m["table_entries_per_request"], *(format_bytes(round(size)) for size in sizes), share, attention]

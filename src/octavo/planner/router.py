@@ -123,7 +123,9 @@ ROUTERS: dict[str, Callable[[int], Router]] = {
 
 
 def named_router(name: str, num_replicas: int) -> Router:
-    """A router by its name. Raises ConfigError with the list."""
+    """A router by its name. Raises ConfigError with the list, and for fewer replicas than one."""
+    if num_replicas < 1:
+        raise ConfigError(f"a fleet has at least 1 replica, not {num_replicas}")
     if name not in ROUTERS:
         raise ConfigError(f"router {name!r} is not known; choose one of {', '.join(ROUTERS)}")
     return ROUTERS[name](num_replicas)

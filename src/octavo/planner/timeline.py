@@ -9,6 +9,8 @@ from octavo.planner.accounting import Usage
 
 POINTS = 256
 """Most spans that are kept."""
+NUM_SUMS = 6
+"""Of each span; see ``Timeline.spans``."""
 
 
 class Moment(NamedTuple):
@@ -20,6 +22,8 @@ class Moment(NamedTuple):
     """Requests that run."""
     shares: dict[str, float]
     """Of all slots, by kind."""
+    shared: float
+    """Slots that would be used beside them if no block had two owners, as a share of all."""
 
 
 class Timeline:
@@ -34,7 +38,7 @@ class Timeline:
         """Of the last step."""
         self.num_slots = 0.0
         self.spans: list[list[float]] = []
-        """seconds times running requests, used, reserved, internal and external slots."""
+        """seconds times running requests, used, reserved, internal, external and shared slots."""
 
     def add(self, begin: float, seconds: float, running: int, slots: Usage) -> None:
         """Count a step, or several, by the spans in which they lie."""
@@ -44,8 +48,8 @@ class Timeline:
             self._halve()
         index = int(begin / self.width)
         while len(self.spans) * self.width <= self.end:
-            self.spans.append([0.0] * 5)
-        counts = (running, slots.used, slots.reserved, slots.internal, slots.external)
+            self.spans.append([0.0] * NUM_SUMS)
+        counts = (running, slots.used, slots.reserved, slots.internal, slots.external, slots.shared)
         while seconds > 0:
             part = min(seconds, (index + 1) * self.width - begin)
             span = self.spans[index]
@@ -55,7 +59,7 @@ class Timeline:
 
     def _halve(self) -> None:
         if len(self.spans) % 2:
-            self.spans.append([0.0] * 5)
+            self.spans.append([0.0] * NUM_SUMS)
         pairs = zip(self.spans[::2], self.spans[1::2], strict=True)
         self.spans = [[a + b for a, b in zip(one, other, strict=True)] for one, other in pairs]
         self.width *= 2
@@ -63,14 +67,16 @@ class Timeline:
     def moments(self) -> list[Moment]:
         """All spans in order."""
         found = []
-        for index, (running, used, reserved, internal, external) in enumerate(self.spans):
+        for index, (running, used, reserved, internal, external, shared) in enumerate(self.spans):
             begin = index * self.width
             seconds = min(self.width, self.end - begin)
             if seconds <= 0:
                 break
             slots = seconds * self.num_slots
             shares = {"used": used / slots, "reserved": reserved / slots, "internal": internal / slots, "external": external / slots}
-            found.append(Moment(begin + seconds / 2, running / seconds, shares | {"free": max(0.0, 1.0 - sum(shares.values()))}))
+            found.append(
+                Moment(begin + seconds / 2, running / seconds, shares | {"free": max(0.0, 1.0 - sum(shares.values()))}, shared / slots)
+            )
         return found
 
 
@@ -84,7 +90,7 @@ def together(timelines: Sequence[Timeline]) -> Timeline:
         while timeline.width < whole.width:
             timeline._halve()
         while len(whole.spans) < len(timeline.spans):
-            whole.spans.append([0.0] * 5)
+            whole.spans.append([0.0] * NUM_SUMS)
         for total, span in zip(whole.spans, timeline.spans, strict=False):
             for place, value in enumerate(span):
                 total[place] += value

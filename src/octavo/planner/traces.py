@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from octavo.errors import ConfigError
 from octavo.planner.workload import SimRequest, own_run, shared_run
@@ -35,13 +37,13 @@ def read_trace(path: Path, count: int | None = None, hash_block: int = 512, spee
     """
     if not path.is_file():
         raise ConfigError(f"there is no trace {path}; {_FORM}")
-    if speed <= 0:
-        raise ConfigError(f"speed must be positive, not {speed}")
+    if not (speed > 0 and math.isfinite(speed)):
+        raise ConfigError(f"speed must be a positive number, not {speed}")
     requests = []
     for index, line in enumerate(islice(_lines(path), count)):
         try:
             requests.append(_request(index, line, hash_block))
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{path}, request {index + 1}: {error}; {_FORM}") from None
     if not requests:
         raise ConfigError(f"{path} has no requests; {_FORM}")
@@ -50,20 +52,34 @@ def read_trace(path: Path, count: int | None = None, hash_block: int = 512, spee
     return [replace(r, id=index, arrival=(r.arrival - first) / speed) for index, r in enumerate(requests)]
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(newline="") as file:
-        if path.suffix == ".csv":
-            yield from csv.DictReader(file)
-            return
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ConfigError(f"{path}, line {number} is not JSON: {error}; {_FORM}") from None
+def _lines(path: Path) -> Iterator[Any]:
+    """What each line holds, whatever it is."""
+    read = _csv_lines if path.suffix.lower() == ".csv" else _json_lines
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield from read(path, file)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error}; {_FORM}") from None
+    except csv.Error as error:
+        raise ConfigError(f"{path} is not CSV: {error}; {_FORM}") from None
 
 
-def _request(index: int, line: Mapping[str, Any], hash_block: int) -> SimRequest:
+def _csv_lines(path: Path, file: TextIO) -> Iterator[Any]:
+    yield from csv.DictReader(file)
+
+
+def _json_lines(path: Path, file: TextIO) -> Iterator[Any]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number} is not JSON: {error}; {_FORM}") from None
+
+
+def _request(index: int, line: Any, hash_block: int) -> SimRequest:
+    if not isinstance(line, Mapping):
+        raise ValueError(f"it has no fields: {str(line)[:40]}")
     prompt_len, output_len = int(_field(line, "prompt")), int(_field(line, "output"))
     if prompt_len < 1 or output_len < 0:
         raise ValueError(f"{prompt_len} prompt and {output_len} output tokens")
@@ -90,13 +106,27 @@ def _field(line: Mapping[str, Any], kind: str) -> Any:
 
 
 def _time(line: Mapping[str, Any]) -> float:
+    """Seconds. Raises ValueError for what is no time, and for one that never comes."""
     value = _field(line, "time")
     if isinstance(value, int | float):
-        return value / 1000 if "timestamp" in line else float(value)
-    try:
-        return float(value)
-    except ValueError:
-        pass
-    text = str(value)
-    date, _, fraction = text.partition(".")  # Azure writes seven digits
-    return datetime.fromisoformat(date).timestamp() + (float(f"0.{fraction}") if fraction.isdigit() else 0.0)
+        seconds = value / 1000 if "timestamp" in line else float(value)
+    else:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = _iso_time(str(value))
+    if not math.isfinite(seconds):
+        raise ValueError(f"it arrives at {value}")
+    return seconds
+
+
+def _iso_time(text: str) -> float:
+    """Seconds of an ISO date and time, with any number of digits of a second (Azure writes seven), and an offset or none.
+
+    >>> round(_iso_time("2024-05-10 00:00:00.5099300+00:00") - _iso_time("2024-05-10 02:00:00+02:00"), 6)
+    0.50993
+    """
+    fraction = re.search(r"(?<=:\d\d)\.\d+", text)
+    whole = text if fraction is None else text[: fraction.start()] + text[fraction.end() :]
+    moment = datetime.fromisoformat(whole)
+    return moment.timestamp() + (0.0 if fraction is None else float(fraction[0]))

@@ -73,11 +73,13 @@ class SimRequest:
         """Tokens of each of its samples at the end: prompt and output."""
         return self.prompt_len + self.output_len
 
-    def token_ids(self) -> array[int]:
-        """The prompt; type code 'i'."""
-        tokens = array("i")
+    def token_ids(self, most: int | None = None) -> array[int]:
+        """The prompt, or its first ``most`` tokens; type code 'i'."""
+        tokens, left = array("i"), self.prompt_len if most is None else most
         for run in self.prompt:
-            tokens.extend(array("i", [run.token]) * run.length)
+            length = min(run.length, left)
+            tokens.extend(array("i", [run.token]) * length)
+            left -= length
         return tokens
 
 
@@ -107,7 +109,7 @@ class Workload:
     num_prefixes: int = 0
     """Different shared beginnings (system prompts, documents, few-shot examples); each request takes one at random."""
     prefix: Lengths = ONE
-    """Tokens of a shared beginning."""
+    """Tokens of a shared beginning, cut where no prompt and output of mean lengths would fit behind it."""
     turns: Lengths = ONE
     """Requests of a conversation; each repeats all that was said before, and adds its own."""
     think_time: float = 0.0
@@ -128,19 +130,24 @@ class Workload:
 
     def _draw(self, seed: int, count: int) -> Iterator[SimRequest]:
         chance = random.Random(f"{self.name}-{seed}")
-        prefixes = [shared_run(number, self.prefix.draw(chance)) for number in range(self.num_prefixes)]
+        prefixes = [shared_run(number, min(self.prefix.draw(chance), self._longest_prefix)) for number in range(self.num_prefixes)]
         turns = [self.turns.draw(chance) for _ in range(count)]
         arrivals = replace(self.arrivals, rate=self.arrivals.rate * count / sum(turns))
         request_id = 0
         for arrival, num_turns in zip(arrivals.times(chance), turns, strict=False):
-            said: tuple[Run, ...] = (chance.choice(prefixes),) if prefixes else ()
+            said: tuple[Run, ...] = (chance.choice(prefixes),) if prefixes and self._longest_prefix else ()
             for turn in range(num_turns):
                 request = self._turn(chance, request_id, arrival, said, turn)
                 yield request
                 said = (*request.prompt, Run(output_token(request.id), request.output_len))
                 request_id += 1
-                if sum(run.length for run in said) + self.prompt.mean > self.max_model_len:
+                if sum(run.length for run in said) + max(2.0, self.prompt.mean) > self.max_model_len:
                     break
+
+    @property
+    def _longest_prefix(self) -> int:
+        """Most tokens of a shared beginning: what mean lengths leave, or half where they leave less; none where two tokens are all."""
+        return max(self.max_model_len - round(self.prompt.mean + self.output.mean), (self.max_model_len - 1) // 2)
 
     def _turn(self, chance: random.Random, request_id: int, arrival: float, said: tuple[Run, ...], turn: int) -> SimRequest:
         room = self.max_model_len - sum(run.length for run in said)
