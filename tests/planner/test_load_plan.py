@@ -95,6 +95,8 @@ def test_degrees_are_powers_of_two_and_a_measured_machine_is_one() -> None:
     assert degrees_for(LLAMA, profile) == [1]
     _, load = plan_load(LLAMA, [plan_on(18, [Lengths(20, 10)])], [Lengths(20, 10)], 1.0, profile)
     assert load.source == "measured on an abacus"
+    with pytest.raises(ConfigError, match="measured alone, not as one of tensor_parallel=2"):
+        plan_load(LLAMA, [plan_on(18, MIXED, 2)], MIXED, 1.0, profile)
 
 
 def test_the_bound_by_hand() -> None:

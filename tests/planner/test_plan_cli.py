@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from octavo.cli import app
@@ -84,6 +85,8 @@ def test_the_line_printed_names_the_model_and_starts(kv_dtype: str) -> None:
     words = start_line(result.output)
     assert words[:3] == ["octavo", "serve", "llama-3.1-8b"] and "are not here" in result.output
     flags = dict(zip(words[3::2], words[4::2], strict=True))
+    serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    assert set(flags) <= {option for parameter in serve.params for option in parameter.opts}
     spec = KNOWN_MODELS["llama-3.1-8b"].spec
     cache = CacheConfig(int(flags["--block-size"]), flags["--kv-memory"], kv_dtype=flags["--kv-dtype"])
     scheduler = SchedulerConfig(int(flags["--max-num-seqs"]), int(flags["--max-num-batched-tokens"]), int(flags["--max-model-len"]))

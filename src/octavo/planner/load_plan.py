@@ -55,11 +55,16 @@ class LoadPlan:
     """Where the speed of the device comes from."""
 
     @property
+    def utilisation(self) -> float:
+        """Share of ``capacity`` that each replica is planned to complete."""
+        return UTILISATION
+
+    @property
     def num_devices(self) -> int:
         return self.replicas * self.tensor_parallel
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"utilisation": UTILISATION, "num_devices": self.num_devices}
+        return asdict(self) | {"utilisation": self.utilisation, "num_devices": self.num_devices}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,13 @@ class Speed:
 
 
 def speed_of(model: PlannedModel, plan: MemoryPlan, device: Device | Profile) -> Speed:
-    """Of the devices that share the model in ``plan``, or of the machine that was measured."""
+    """Of the devices that share the model in ``plan``, or of the machine that was measured, which shares it with none."""
     if isinstance(device, Profile):
+        if plan.tensor_parallel > 1:
+            raise ConfigError(
+                f"{device.machine} was measured alone, not as one of tensor_parallel={plan.tensor_parallel} devices: leave that out, or name "
+                "a device with --gpu"
+            )
         latency: LatencyModel = device.with_block_size(plan.settings.get("block_size", 16))
         return Speed(latency, "this machine", f"measured on {device.machine}")
     kv_bytes = plan.bytes_per_token[next(iter(plan.bytes_per_token))]

@@ -92,7 +92,7 @@ def _start(model: PlannedModel, plan: MemoryPlan) -> str:
 
 def _load(load: LoadPlan) -> str:
     return (
-        f"{load.rate:g} requests/s: {load.replicas:,} replica(s) of {load.tensor_parallel} x {load.device}, each used to 80 % of the "
+        f"{load.rate:g} requests/s: {load.replicas:,} replica(s) of {load.tensor_parallel} x {load.device}, each used to {100 * load.utilisation:.0f} % of the "
         f"{load.capacity:.2f} requests/s that it completes\n"
         f"  simulated: {load.num_simulated:,} requests that share nothing, all waiting, at most {load.at_once} at once, "
         f"{load.num_preemptions:,} preemptions; {load.step_seconds * 1e3:.1f} ms per output token\n"
