@@ -163,7 +163,7 @@ def _grid_over_time(figure: Figure | SubFigure, result: StudyResult) -> None:
     for axes in list(grid.flat)[len(runs) :]:
         axes.set_axis_off()
     figure.supxlabel("seconds", fontsize=8)
-    figure.supylabel("share of the KV memory; dashed: shared, beside used", fontsize=8)
+    figure.supylabel("of the KV memory", fontsize=8)
 
 
 def _label(name: str) -> str:
